@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+# Sourced by the scripts beside it. They run with the checkout as $ROOT.
+set -eu
+
+ROOT=$(cd "$(dirname "$0")/.." && pwd -P)
+CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/qemu-fault-exits
+BUILD=$ROOT/build
+export CCACHE_DIR="$CACHE/ccache"
+
+ME=${0##*/}
+
+say() { echo "$ME: $*" >&2; }
+
+die() {
+    say "error: $*"
+    exit 1
+}
+
+# A directory under $1 that is removed at exit, also after Ctrl-C; its name is in $TMP.
+make_tmp() {
+    mkdir -p "$1" 2>/dev/null || die "cannot make the directory $1: free space there or set another place"
+    TMP=$(mktemp -d "$1/.tmp-$ME.XXXXXX") || die "cannot write in $1: disk full or no permission"
+    trap 'rm -rf "$TMP"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+}
+
+# Wait for a lock file; it is held until the calling script exits.
+lock() {
+    mkdir -p "$(dirname "$1")"
+    exec 9>"$1"
+    flock -n 9 || {
+        say "waiting for another run that holds $1"
+        flock 9
+    }
+}
