@@ -1,0 +1,277 @@
+/*
+ * KVM exits on missing memory: the kernel interface
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include <linux/kvm.h>
+#include <sys/ioctl.h>
+#include "qapi/error.h"
+#include "qemu/error-report.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "hw/core/cpu.h"
+#include "system/cpus.h"
+#include "system/kvm_int.h"
+#include "system/kvm-exit-on-missing.h"
+#include "trace.h"
+
+/*
+ * "KVM: Improve KVM + userfaultfd performance via KVM_EXIT_MEMORY_FAULTs on
+ * stage-2 faults", v7, 2024-02-15.  Not in linux-headers, since Linux does not
+ * have it.
+ */
+#define KVM_MEM_EXIT_ON_MISSING (1UL << 3)
+
+/*
+ * Set once, then constant.  Load-acquire pairs with the store-release in
+ * kvm_exit_on_missing_enable(), so that *ops is seen complete.
+ */
+static const KVMMissingOps *missing_ops;
+
+/*
+ * Atomic.  A memslot that another thread makes either sees the new value, or
+ * is corrected by kvm_slots_update_flags(): both hold the slots lock.
+ */
+static bool missing_enabled;
+
+static bool eligible(MemoryRegion *mr)
+{
+    /*
+     * Read-only slots are refused by KVM.  Device memory (VFIO) can never be
+     * pinned by fast GUP and would exit for ever.  guest_memfd slots cannot
+     * change their flags.  Memory that does not migrate is never missing.
+     */
+    return memory_region_is_ram(mr) && !memory_region_is_ram_device(mr) &&
+           !mr->readonly && !memory_region_is_romd(mr) &&
+           !memory_region_has_guest_memfd(mr) &&
+           qemu_ram_is_migratable(mr->ram_block);
+}
+
+int kvm_exit_on_missing_flag(MemoryRegion *mr)
+{
+    if (!qatomic_read(&missing_enabled) || !eligible(mr)) {
+        return 0;
+    }
+    return KVM_MEM_EXIT_ON_MISSING;
+}
+
+bool kvm_exit_on_missing_enable(const KVMMissingOps *ops, Error **errp)
+{
+    int ret;
+
+    qatomic_store_release(&missing_ops, ops);
+    qatomic_set(&missing_enabled, true);
+    ret = kvm_slots_update_flags();
+    trace_kvm_exit_on_missing_enable(ret);
+    if (ret < 0) {
+        kvm_exit_on_missing_disable();
+        error_setg_errno(errp, -ret, "KVM refused the exit-on-missing flag "
+                         "for a memslot");
+        return false;
+    }
+    return true;
+}
+
+void kvm_exit_on_missing_disable(void)
+{
+    int ret;
+
+    if (!qatomic_xchg(&missing_enabled, false)) {
+        return;
+    }
+    ret = kvm_slots_update_flags();
+    trace_kvm_exit_on_missing_disable(ret);
+    if (ret < 0) {
+        warn_report("KVM kept the exit-on-missing flag of a memslot (%s): "
+                    "the guest stays correct, but swapped pages cost exits",
+                    strerror(-ret));
+    }
+}
+
+void kvm_exit_on_missing_kick(CPUState *cpu)
+{
+    const KVMMissingOps *ops;
+
+    /*
+     * The signal comes first: a vCPU that the next lines take out of its wait
+     * goes back to KVM_RUN, where the signal makes it leave with -EINTR.
+     */
+    cpus_kick_thread(cpu);
+
+    ops = qatomic_load_acquire(&missing_ops);
+    if (ops) {
+        ops->kick(cpu);
+    }
+}
+
+bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
+                                MemTxAttrs attrs, int *ret)
+{
+    const KVMMissingOps *ops = qatomic_load_acquire(&missing_ops);
+    /* The second address space is x86's SMM, which attrs calls secure */
+    int as_id = attrs.secure && kvm_state->nr_as > 1;
+    hwaddr gpa = run->memory_fault.gpa;
+    hwaddr offset, len = 1;
+    MemoryRegion *mr;
+
+    if (!ops) {
+        return false;
+    }
+
+    /*
+     * flags and size are hints: the kernel reports 4 KiB for any backing, and
+     * a walk of the guest's page tables counts as a write.
+     */
+    WITH_RCU_READ_LOCK_GUARD() {
+        mr = address_space_translate(kvm_state->as[as_id].as, gpa, &offset,
+                                     &len, true, attrs);
+        if (!memory_region_is_ram(mr) || memory_region_has_guest_memfd(mr)) {
+            return false;
+        }
+        /* The wait outlasts the RCU critical section */
+        memory_region_ref(mr);
+    }
+
+    trace_kvm_exit_on_missing(cpu->cpu_index, as_id, gpa,
+                              run->memory_fault.flags);
+    *ret = ops->fault(cpu, mr->ram_block, offset);
+    memory_region_unref(mr);
+    return true;
+}
+
+/*
+ * Make the first vCPU of a new VM fetch from a missing page.
+ *
+ * Returns the address where the vCPU starts after its reset, or sets errno.
+ */
+#if defined(__x86_64__) || defined(__i386__)
+#define PROBE_GPA 0xfffff000ull /* the page of the reset vector */
+
+static int probe_vcpu_init(int vmfd, int vcpufd)
+{
+    return 0; /* KVM creates it in its reset state */
+}
+#elif defined(__aarch64__)
+#define PROBE_GPA 0ull
+
+static int probe_vcpu_init(int vmfd, int vcpufd)
+{
+    struct kvm_vcpu_init init;
+
+    if (ioctl(vmfd, KVM_ARM_PREFERRED_TARGET, &init) < 0) {
+        return -1;
+    }
+    return ioctl(vcpufd, KVM_ARM_VCPU_INIT, &init);
+}
+#endif
+
+#ifdef PROBE_GPA
+static bool probe(Error **errp)
+{
+    size_t page_size = qemu_real_host_page_size();
+    struct kvm_userspace_memory_region slot = {
+        .flags = KVM_MEM_EXIT_ON_MISSING,
+        .guest_phys_addr = ROUND_DOWN(PROBE_GPA, page_size),
+        .memory_size = page_size,
+    };
+    void *page = MAP_FAILED;
+    struct kvm_run *run = MAP_FAILED;
+    int vmfd, vcpufd = -1, run_size, ret;
+    bool found = false;
+
+    vmfd = ioctl(kvm_state->fd, KVM_CREATE_VM, 0);
+    if (vmfd < 0) {
+        error_setg_errno(errp, errno, "cannot create a scratch VM to probe "
+                         "KVM_MEM_EXIT_ON_MISSING");
+        return false;
+    }
+
+    page = mmap(NULL, page_size, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (page == MAP_FAILED) {
+        goto failed;
+    }
+    slot.userspace_addr = (uintptr_t)page;
+    if (ioctl(vmfd, KVM_SET_USER_MEMORY_REGION, &slot) < 0) {
+        if (errno != EINVAL) {
+            goto failed;
+        }
+        error_setg(errp, "the host kernel does not have "
+                   "KVM_MEM_EXIT_ON_MISSING");
+        goto out;
+    }
+
+    run_size = ioctl(kvm_state->fd, KVM_GET_VCPU_MMAP_SIZE, 0);
+    vcpufd = ioctl(vmfd, KVM_CREATE_VCPU, 0);
+    if (run_size < 0 || vcpufd < 0 || probe_vcpu_init(vmfd, vcpufd) < 0) {
+        goto failed;
+    }
+    run = mmap(NULL, run_size, PROT_READ | PROT_WRITE, MAP_SHARED, vcpufd, 0);
+    if (run == MAP_FAILED) {
+        goto failed;
+    }
+
+    /*
+     * Where the flag means something else, the vCPU executes zeros, which soon
+     * access memory that no slot has: KVM_RUN returns in any case.
+     */
+    do {
+        ret = ioctl(vcpufd, KVM_RUN, 0);
+    } while (ret < 0 && errno == EINTR);
+    found = ret < 0 && errno == EFAULT &&
+            run->exit_reason == KVM_EXIT_MEMORY_FAULT &&
+            ROUND_DOWN(run->memory_fault.gpa, page_size) ==
+            slot.guest_phys_addr;
+    trace_kvm_exit_on_missing_probe(ret < 0 ? errno : 0, run->exit_reason);
+    if (!found) {
+        error_setg(errp, "the host kernel takes memslot flag bit 3, but does "
+                   "not exit on missing memory (exit reason %u)",
+                   run->exit_reason);
+    }
+    goto out;
+
+failed:
+    error_setg_errno(errp, errno, "cannot probe KVM_MEM_EXIT_ON_MISSING in a "
+                     "scratch VM");
+out:
+    if (run != MAP_FAILED) {
+        munmap(run, run_size);
+    }
+    if (vcpufd >= 0) {
+        close(vcpufd);
+    }
+    close(vmfd);
+    if (page != MAP_FAILED) {
+        munmap(page, page_size);
+    }
+    return found;
+}
+#else
+static bool probe(Error **errp)
+{
+    error_setg(errp, "exits on missing memory are not known for this "
+               "architecture of the host");
+    return false;
+}
+#endif
+
+bool kvm_exit_on_missing_available(Error **errp)
+{
+    static Error *reason;
+    static bool probed, found;
+
+    if (!kvm_enabled()) {
+        error_setg(errp, "exits on missing memory need the KVM accelerator");
+        return false;
+    }
+    if (!probed) {
+        found = probe(&reason);
+        probed = true;
+    }
+    if (!found && errp) {
+        *errp = error_copy(reason);
+    }
+    return found;
+}

@@ -1,0 +1,24 @@
+/*
+ * KVM exits on missing memory: without KVM
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "system/kvm-exit-on-missing.h"
+
+bool kvm_exit_on_missing_available(Error **errp)
+{
+    error_setg(errp, "exits on missing memory need the KVM accelerator");
+    return false;
+}
+
+bool kvm_exit_on_missing_enable(const KVMMissingOps *ops, Error **errp)
+{
+    g_assert_not_reached();
+}
+
+void kvm_exit_on_missing_disable(void)
+{
+}

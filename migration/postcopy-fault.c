@@ -1,0 +1,269 @@
+/*
+ * Postcopy: the two ways in which the destination learns of missing pages
+ *
+ * A vCPU that hits a missing page either leaves KVM_RUN, and asks and waits
+ * for the page by itself (KVM_MEM_EXIT_ON_MISSING); or it sleeps in the
+ * kernel, and the fault thread asks for it (userfaultfd).  The second way is
+ * always there, for whatever the first does not cover: QEMU's own threads,
+ * vhost, KVM's accesses on behalf of the guest.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "qapi/qapi-types-migration.h"
+#include "qemu/error-report.h"
+#include "qemu/madvise.h"
+#include "exec/ramblock.h"
+#include "exec/target_page.h"
+#include "hw/boards.h"
+#include "hw/core/cpu.h"
+#include "system/kvm-exit-on-missing.h"
+#include "options.h"
+#include "postcopy-fault.h"
+#include "postcopy-ram.h"
+#include "postcopy-request.h"
+#include "ram.h"
+#include "trace.h"
+
+/*
+ * How often in a row a vCPU may exit for a page that is there.  Twice is
+ * common (a zero page is mapped read-only), and a page can be reclaimed in
+ * between, but the same page at every attempt means that something is wrong.
+ */
+#define POPULATE_RETRIES 100
+
+typedef struct VCPUFault {
+    PostcopyWaiter waiter;
+    /* Used by the vCPU's thread only */
+    void *populated;
+    unsigned repeats;
+} VCPUFault;
+
+/*
+ * By cpu_index.  Made before the first exit can happen, never freed: a vCPU
+ * may still come with an exit when postcopy is over, and a kick at any time.
+ */
+static VCPUFault *vcpu_faults;
+
+static bool received(RAMBlock *rb, ram_addr_t start)
+{
+    /* Blocks that are not migrated have no bitmap and miss nothing */
+    return !rb->receivedmap || ramblock_recv_bitmap_test_byte_offset(rb, start);
+}
+
+static void set_received(RAMBlock *rb, ram_addr_t start)
+{
+    ramblock_recv_bitmap_set_range(rb, rb->host + start,
+                                   qemu_ram_pagesize(rb) /
+                                   qemu_target_page_size());
+}
+
+static const PostcopyRequestOps request_ops = {
+    .received = received,
+    .set_received = set_received,
+};
+
+void postcopy_fault_init(MigrationIncomingState *mis)
+{
+    mis->page_requests = postcopy_requests_new(&request_ops);
+}
+
+static int ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start)
+{
+    /*
+     * Discarded pages (via RamDiscardManager) are never migrated. On unlikely
+     * access, place a zeropage.
+     */
+    if (ramblock_page_is_discarded(rb, start)) {
+        return postcopy_place_page_zero(mis, rb->host + start, rb);
+    }
+    return migrate_send_rp_message_req_pages(mis, rb, start);
+}
+
+int postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
+                        ram_addr_t start)
+{
+    PostcopyPageState state;
+
+    state = postcopy_request_begin(mis->page_requests, rb, start,
+                                   rb->host + start, NULL);
+    trace_postcopy_fault_uffd(qemu_ram_get_idstr(rb), start, state);
+    return state == POSTCOPY_PAGE_ASK ? ask(mis, rb, start) : 0;
+}
+
+/*
+ * The page was received but KVM cannot map it: read-only in the host's page
+ * table (zero page, KSM), swapped out, or it came since the exit.
+ */
+static int populate(CPUState *cpu, VCPUFault *vf, RAMBlock *rb,
+                    ram_addr_t start)
+{
+    size_t pagesize = qemu_ram_pagesize(rb);
+    void *host = rb->host + start;
+
+    if (vf->populated != host) {
+        vf->populated = host;
+        vf->repeats = 0;
+    } else if (++vf->repeats > POPULATE_RETRIES) {
+        error_report("vCPU %d: KVM exits again and again for a page that is "
+                     "present: %s offset 0x" RAM_ADDR_FMT,
+                     cpu->cpu_index, qemu_ram_get_idstr(rb), start);
+        return -1;
+    }
+
+    trace_postcopy_fault_populate(cpu->cpu_index, qemu_ram_get_idstr(rb),
+                                  start);
+    if (qemu_madvise(host, pagesize, QEMU_MADV_POPULATE_WRITE) &&
+        errno != EAGAIN && errno != EINTR) {
+        error_report("vCPU %d: cannot populate %s offset 0x" RAM_ADDR_FMT
+                     ": %s", cpu->cpu_index, qemu_ram_get_idstr(rb), start,
+                     strerror(errno));
+        return -1;
+    }
+    return 0;
+}
+
+static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    VCPUFault *vf = &vcpu_faults[cpu->cpu_index];
+    ram_addr_t start = ROUND_DOWN(offset, qemu_ram_pagesize(rb));
+    void *host = rb->host + start;
+    PostcopyPageState state;
+    bool placed;
+
+    state = postcopy_request_begin(mis->page_requests, rb, start, host,
+                                   &vf->waiter);
+    trace_postcopy_fault_exit(cpu->cpu_index, qemu_ram_get_idstr(rb), start,
+                              state);
+    if (state == POSTCOPY_PAGE_RECEIVED) {
+        return populate(cpu, vf, rb, start);
+    }
+
+    vf->populated = NULL;
+    mark_postcopy_blocktime_begin((uintptr_t)host, cpu->thread_id, rb);
+    if (state == POSTCOPY_PAGE_ASK) {
+        /*
+         * If the source cannot be asked, the wait lasts until recovery asks.
+         * The socket cannot fill up, since a vCPU asks for one page at a time.
+         */
+        ask(mis, rb, start);
+    }
+
+    /*
+     * Pairs with cpus_kick_thread(), which sets thread_kicked before
+     * exit_kick() is called: either this sees the kick, or exit_kick() comes
+     * after the waiter was reset.
+     */
+    if (qatomic_read(&cpu->thread_kicked)) {
+        postcopy_waiter_kick(&vf->waiter);
+    }
+    placed = postcopy_request_wait(mis->page_requests, &vf->waiter);
+    trace_postcopy_fault_exit_end(cpu->cpu_index, placed);
+
+    /*
+     * In both cases back to KVM_RUN: it finds the page, or -EINTR so that the
+     * vCPU thread does what it was kicked for, and comes back after that.
+     */
+    return 0;
+}
+
+static void exit_kick(CPUState *cpu)
+{
+    postcopy_waiter_kick(&vcpu_faults[cpu->cpu_index].waiter);
+}
+
+static const KVMMissingOps missing_ops = {
+    .fault = exit_fault,
+    .kick = exit_kick,
+};
+
+bool postcopy_fault_exits_check(Error **errp)
+{
+    ERRP_GUARD();
+
+    if (migrate_postcopy_fault_exits() != ON_OFF_AUTO_ON ||
+        kvm_exit_on_missing_available(errp)) {
+        return true;
+    }
+    error_prepend(errp, "postcopy-fault-exits=on: ");
+    error_append_hint(errp, "Set postcopy-fault-exits to 'auto' or 'off', or "
+                      "run on a host kernel that has the feature.\n");
+    return false;
+}
+
+static void exits_enable(void)
+{
+    g_autoptr(Error) err = NULL;
+
+    if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF) {
+        trace_postcopy_fault_exits_off("parameter");
+        return;
+    }
+    if (!kvm_exit_on_missing_available(&err)) {
+        trace_postcopy_fault_exits_off(error_get_pretty(err));
+        return;
+    }
+
+    if (!vcpu_faults) {
+        unsigned max_cpus = MACHINE(qdev_get_machine())->smp.max_cpus;
+
+        vcpu_faults = g_new0(VCPUFault, max_cpus);
+        for (unsigned i = 0; i < max_cpus; i++) {
+            postcopy_waiter_init(&vcpu_faults[i].waiter);
+        }
+    }
+    if (!kvm_exit_on_missing_enable(&missing_ops, &err)) {
+        /* The guest has left the source: go on without */
+        warn_reportf_err(g_steal_pointer(&err),
+                         "postcopy uses userfaultfd alone: ");
+    }
+}
+
+void postcopy_fault_start(MigrationIncomingState *mis)
+{
+    postcopy_requests_start(mis->page_requests);
+    exits_enable();
+}
+
+void postcopy_fault_stop(MigrationIncomingState *mis)
+{
+    kvm_exit_on_missing_disable();
+    postcopy_requests_stop(mis->page_requests);
+}
+
+static void ask_again(RAMBlock *rb, ram_addr_t start, void *opaque)
+{
+    if (migrate_send_rp_message_req_pages(opaque, rb, start)) {
+        /* Broken once more; the next recovery will ask */
+        error_report("postcopy: cannot ask again for %s offset 0x"
+                     RAM_ADDR_FMT, qemu_ram_get_idstr(rb), start);
+        return;
+    }
+    trace_postcopy_fault_ask_again(qemu_ram_get_idstr(rb), start);
+}
+
+void postcopy_fault_ask_again(MigrationIncomingState *mis)
+{
+    postcopy_requests_foreach(mis->page_requests, ask_again, mis);
+}
+
+void postcopy_fault_fill_info(MigrationInfo *info)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    PostcopyRequestCounts counts;
+    PostcopyFaultStats *stats;
+
+    if (postcopy_state_get() < POSTCOPY_INCOMING_LISTENING) {
+        return;
+    }
+    postcopy_requests_counts(mis->page_requests, &counts);
+    stats = g_new0(PostcopyFaultStats, 1);
+    stats->exits = counts.exits;
+    stats->populated = counts.populated;
+    stats->uffd = counts.uffd;
+    stats->requests = counts.requests;
+    info->postcopy_faults = stats;
+}

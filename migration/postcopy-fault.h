@@ -1,0 +1,45 @@
+/*
+ * Postcopy: the two ways in which the destination learns of missing pages
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef MIGRATION_POSTCOPY_FAULT_H
+#define MIGRATION_POSTCOPY_FAULT_H
+
+#include "qapi/qapi-types-migration.h"
+#include "migration.h"
+
+/* Called once for @mis, which keeps it for ever */
+void postcopy_fault_init(MigrationIncomingState *mis);
+
+/*
+ * Check that postcopy-fault-exits=on can be had.  Called before the stream
+ * begins, so that a failure costs nothing but this QEMU.  With the BQL.
+ */
+bool postcopy_fault_exits_check(Error **errp);
+
+/*
+ * Bracket the time in which pages may be missing.  postcopy_fault_start() is
+ * called with the BQL before any vCPU runs; postcopy_fault_stop() when all
+ * pages have been received.
+ */
+void postcopy_fault_start(MigrationIncomingState *mis);
+void postcopy_fault_stop(MigrationIncomingState *mis);
+
+/**
+ * postcopy_fault_uffd: a page was missed by a thread that waits in the kernel
+ *
+ * Asks for the host page at @start in @rb if nobody has.  Returns negative if
+ * the source could not be asked; recovery asks again.
+ */
+int postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
+                        ram_addr_t start);
+
+/* Ask again, after recovery, for all that is outstanding */
+void postcopy_fault_ask_again(MigrationIncomingState *mis);
+
+/* Fill in the counts of faults, if there was a postcopy */
+void postcopy_fault_fill_info(MigrationInfo *info);
+
+#endif

@@ -1,0 +1,224 @@
+/*
+ * Postcopy: outstanding page requests of the destination
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/lockable.h"
+#include "postcopy-request.h"
+
+typedef struct Request {
+    RAMBlock *rb;
+    ram_addr_t start;
+    /* PostcopyWaiters; NULL until the first one */
+    GPtrArray *waiters;
+} Request;
+
+struct PostcopyRequests {
+    const PostcopyRequestOps *ops;
+
+    /* Protects everything below, and received bits of pages while active */
+    QemuMutex lock;
+    bool active;
+    /* Host page (in this process) -> Request */
+    GHashTable *pages;
+    /* The last entry of pages has gone */
+    QemuCond empty;
+    PostcopyRequestCounts counts;
+};
+
+static void request_free(gpointer opaque)
+{
+    Request *req = opaque;
+
+    if (req->waiters) {
+        g_ptr_array_unref(req->waiters);
+    }
+    g_free(req);
+}
+
+PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
+{
+    PostcopyRequests *r = g_new0(PostcopyRequests, 1);
+
+    r->ops = ops;
+    qemu_mutex_init(&r->lock);
+    qemu_cond_init(&r->empty);
+    r->pages = g_hash_table_new_full(NULL, NULL, NULL, request_free);
+    return r;
+}
+
+void postcopy_requests_free(PostcopyRequests *r)
+{
+    g_hash_table_unref(r->pages);
+    qemu_cond_destroy(&r->empty);
+    qemu_mutex_destroy(&r->lock);
+    g_free(r);
+}
+
+void postcopy_requests_start(PostcopyRequests *r)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    r->counts = (PostcopyRequestCounts) { };
+    r->active = true;
+}
+
+void postcopy_requests_stop(PostcopyRequests *r)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    r->active = false;
+}
+
+PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
+                                         ram_addr_t start, void *host,
+                                         PostcopyWaiter *waiter)
+{
+    Request *req;
+    bool again = false;
+    PostcopyPageState state = POSTCOPY_PAGE_ASKED;
+
+    if (waiter) {
+        qemu_event_reset(&waiter->woken);
+    }
+
+    QEMU_LOCK_GUARD(&r->lock);
+
+    if (waiter) {
+        /* A kicked vCPU comes back with the same fault */
+        again = waiter->kicked == host;
+        waiter->kicked = NULL;
+    }
+
+    if (!r->active || r->ops->received(rb, start)) {
+        if (waiter) {
+            r->counts.populated++;
+        } else {
+            r->counts.uffd++;
+        }
+        return POSTCOPY_PAGE_RECEIVED;
+    }
+
+    req = g_hash_table_lookup(r->pages, host);
+    if (!req) {
+        req = g_new0(Request, 1);
+        req->rb = rb;
+        req->start = start;
+        g_hash_table_insert(r->pages, host, req);
+        r->counts.requests++;
+        state = POSTCOPY_PAGE_ASK;
+    }
+
+    if (waiter) {
+        if (!req->waiters) {
+            req->waiters = g_ptr_array_new();
+        }
+        g_ptr_array_add(req->waiters, waiter);
+        waiter->page = host;
+        r->counts.exits += !again;
+    } else {
+        r->counts.uffd++;
+    }
+    return state;
+}
+
+bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
+{
+    Request *req;
+
+    /* A page or a kick that came since postcopy_request_begin() ends it */
+    qemu_event_wait(&waiter->woken);
+
+    QEMU_LOCK_GUARD(&r->lock);
+    if (!waiter->page) {
+        return true;
+    }
+    req = g_hash_table_lookup(r->pages, waiter->page);
+    g_ptr_array_remove_fast(req->waiters, waiter);
+    waiter->kicked = waiter->page;
+    waiter->page = NULL;
+    return false;
+}
+
+void postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
+                               ram_addr_t start, void *host)
+{
+    g_autoptr(GPtrArray) waiters = NULL;
+    Request *req;
+
+    WITH_QEMU_LOCK_GUARD(&r->lock) {
+        r->ops->set_received(rb, start);
+        req = g_hash_table_lookup(r->pages, host);
+        if (!req) {
+            return;
+        }
+        waiters = g_steal_pointer(&req->waiters);
+        for (guint i = 0; waiters && i < waiters->len; i++) {
+            PostcopyWaiter *waiter = g_ptr_array_index(waiters, i);
+
+            waiter->page = NULL;
+        }
+        g_hash_table_remove(r->pages, host);
+        if (!g_hash_table_size(r->pages)) {
+            qemu_cond_broadcast(&r->empty);
+        }
+    }
+
+    /*
+     * System calls outside of the lock.  A waiter that was kicked meanwhile
+     * and waits for its next page is woken too early and comes back.
+     */
+    for (guint i = 0; waiters && i < waiters->len; i++) {
+        PostcopyWaiter *waiter = g_ptr_array_index(waiters, i);
+
+        qemu_event_set(&waiter->woken);
+    }
+}
+
+void postcopy_requests_foreach(PostcopyRequests *r,
+                               void (*fn)(RAMBlock *rb, ram_addr_t start,
+                                          void *opaque),
+                               void *opaque)
+{
+    GHashTableIter iter;
+    gpointer value;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    g_hash_table_iter_init(&iter, r->pages);
+    while (g_hash_table_iter_next(&iter, NULL, &value)) {
+        Request *req = value;
+
+        fn(req->rb, req->start, opaque);
+    }
+}
+
+void postcopy_requests_wait_empty(PostcopyRequests *r)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    while (g_hash_table_size(r->pages)) {
+        qemu_cond_wait(&r->empty, &r->lock);
+    }
+}
+
+void postcopy_requests_counts(PostcopyRequests *r,
+                              PostcopyRequestCounts *counts)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    *counts = r->counts;
+}
+
+void postcopy_waiter_init(PostcopyWaiter *waiter)
+{
+    *waiter = (PostcopyWaiter) { };
+    qemu_event_init(&waiter->woken, false);
+}
+
+void postcopy_waiter_destroy(PostcopyWaiter *waiter)
+{
+    qemu_event_destroy(&waiter->woken);
+}
+
+void postcopy_waiter_kick(PostcopyWaiter *waiter)
+{
+    qemu_event_set(&waiter->woken);
+}

@@ -1,0 +1,131 @@
+/*
+ * Postcopy: outstanding page requests of the destination
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef MIGRATION_POSTCOPY_REQUEST_H
+#define MIGRATION_POSTCOPY_REQUEST_H
+
+#include "qemu/thread.h"
+#include "exec/cpu-common.h"
+
+/*
+ * One entry per host page that was asked for and has not come.  All functions
+ * may be called by any thread, with or without the BQL.
+ *
+ * What "received" means belongs to the user, as PostcopyRequestOps; both
+ * functions are called under the lock of the PostcopyRequests, hence
+ *
+ *     data placed -> received bit set -> waiters woken
+ *
+ * and who looks at the bit before it sleeps cannot miss its page.
+ */
+typedef struct PostcopyRequests PostcopyRequests;
+
+typedef struct PostcopyRequestOps {
+    /* @start: byte offset of a host page in @rb */
+    bool (*received)(RAMBlock *rb, ram_addr_t start);
+    void (*set_received)(RAMBlock *rb, ram_addr_t start);
+} PostcopyRequestOps;
+
+/*
+ * A thread that can wait for one host page at a time.  Waiters are never
+ * freed while their PostcopyRequests lives.
+ */
+typedef struct PostcopyWaiter {
+    /* Set when the page has come or the waiter was kicked */
+    QemuEvent woken;
+    /* Host page that is awaited, or NULL.  Under the lock. */
+    void *page;
+    /* Host page of the wait that a kick ended, or NULL.  Waiter's own. */
+    void *kicked;
+} PostcopyWaiter;
+
+typedef struct PostcopyRequestCounts {
+    /* Faults that came by vCPU exits; the page had not been received */
+    uint64_t exits;
+    /* vCPU exits for pages that had been received, which were populated */
+    uint64_t populated;
+    /* Faults that came by userfaultfd */
+    uint64_t uffd;
+    /* Pages that were asked for */
+    uint64_t requests;
+} PostcopyRequestCounts;
+
+typedef enum PostcopyPageState {
+    /* The page is there, or postcopy is over */
+    POSTCOPY_PAGE_RECEIVED,
+    /* The caller is the first to miss the page and has to ask for it */
+    POSTCOPY_PAGE_ASK,
+    /* The page was asked for already */
+    POSTCOPY_PAGE_ASKED,
+} PostcopyPageState;
+
+PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops);
+/* No thread may use @r any more */
+void postcopy_requests_free(PostcopyRequests *r);
+
+/* From here on pages may be missing; counts start at 0 */
+void postcopy_requests_start(PostcopyRequests *r);
+
+/*
+ * All pages are there.  After it returns, PostcopyRequestOps are not called
+ * and postcopy_request_begin() says POSTCOPY_PAGE_RECEIVED.
+ */
+void postcopy_requests_stop(PostcopyRequests *r);
+
+/**
+ * postcopy_request_begin: a page was missed
+ *
+ * @start: byte offset in @rb, aligned to the page size of @rb
+ * @host: address of that page in this process
+ * @waiter: of a vCPU that has left KVM_RUN, which goes on to
+ *     postcopy_request_wait() unless the page has been received; NULL for
+ *     userfaultfd, whose threads wait in the kernel
+ *
+ * With POSTCOPY_PAGE_ASK, the request must be sent; if that fails, the entry
+ * stays, to be sent again by postcopy_requests_foreach() on recovery.
+ */
+PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
+                                         ram_addr_t start, void *host,
+                                         PostcopyWaiter *waiter);
+
+/**
+ * postcopy_request_wait: sleep until the page has come
+ *
+ * Returns false if the waiter was kicked before that.
+ */
+bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter);
+
+/**
+ * postcopy_request_complete: the data of a page was placed
+ *
+ * Marks the page as received and wakes those who wait for it.
+ */
+void postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
+                               ram_addr_t start, void *host);
+
+/* Call @fn for every outstanding page, under the lock */
+void postcopy_requests_foreach(PostcopyRequests *r,
+                               void (*fn)(RAMBlock *rb, ram_addr_t start,
+                                          void *opaque),
+                               void *opaque);
+
+/* Sleep until no page is outstanding */
+void postcopy_requests_wait_empty(PostcopyRequests *r);
+
+void postcopy_requests_counts(PostcopyRequests *r,
+                              PostcopyRequestCounts *counts);
+
+void postcopy_waiter_init(PostcopyWaiter *waiter);
+void postcopy_waiter_destroy(PostcopyWaiter *waiter);
+
+/*
+ * End the wait of the last postcopy_request_begin().  Takes no lock.  A kick
+ * from before it is forgotten, so its caller must look once, after
+ * postcopy_request_begin(), for what the kicker wants.
+ */
+void postcopy_waiter_kick(PostcopyWaiter *waiter);
+
+#endif
