@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Guest physical addresses, used by assembly, C and the linker scripts.
+ *   0x8000      AP_ADDR     where application processors start
+ *   0x38000     SMI_ADDR    SMI handler (SMBASE 0x30000 + 0x8000)
+ *   0x100000    LOAD_ADDR   the payload, then its tables and stacks
+ *   after that              metadata, samples, then the memory under test
+ */
+#ifndef LAYOUT_H
+#define LAYOUT_H
+
+#define AP_ADDR     0x8000
+#define SMI_ADDR    0x38000
+#define LOAD_ADDR   0x100000
+#define STACK_SIZE  4096
+#define MAX_CPUS    64
+
+#endif

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * The life of the guest: fill memory, touch it without end until it finds
+ * itself on the destination, time one touch of each page there, time them once
+ * more with all memory present, check every word, report.
+ */
+#include "touch.h"
+
+#define BLOCK_PAGES     512     /* of 2 MiB */
+#define LOOK_EVERY      16      /* touches between looks where we are */
+#define MEET_EVERY      64      /* shared pages; the faults between keep step */
+
+static bool moved;
+
+/* A permutation of 0 ... n-1 that looks random; another one for each key. */
+static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
+{
+    int bits = n > 1 ? 64 - __builtin_clzll(n - 1) : 1;
+    uint64_t mask = (1ull << bits) - 1;
+    int shift = bits / 2 + 1;
+
+    do {
+        i = (i ^ key) & mask;
+        i ^= i >> shift;
+        i = i * 0x9e3779b97f4a7c15 & mask;
+        i ^= i >> shift;
+        i = i * 0xd1342543de82ef95 & mask;
+        i ^= i >> shift;
+    } while (i >= n);
+    return i;
+}
+
+static uint64_t slice_start(uint32_t cpu)
+{
+    return pages * cpu / par.cpus;
+}
+
+static uint64_t pages_of_cpu(uint32_t cpu)
+{
+    switch (par.pattern) {
+    case SHARED:
+        return pages;
+    case SAMEHUGE:
+        return pages / BLOCK_PAGES
+               * ((BLOCK_PAGES - cpu + par.cpus - 1) / par.cpus);
+    default:
+        return slice_start(cpu + 1) - slice_start(cpu);
+    }
+}
+
+static uint64_t first_sample(uint32_t cpu)
+{
+    return cpu * (par.pattern == SHARED
+                  ? pages : pages / par.cpus + pages / BLOCK_PAGES);
+}
+
+/* The page of a processor's step i; processors meet before it if *together. */
+static uint64_t page_of_step(uint32_t cpu, uint64_t i, uint64_t key,
+                             bool *together)
+{
+    uint64_t per_block;
+
+    switch (par.pattern) {
+    case SHARED:
+        *together = i % MEET_EVERY == 0;
+        return permute(i, pages, key);
+    case SAMEHUGE:
+        per_block = pages_of_cpu(cpu) / (pages / BLOCK_PAGES);
+        *together = i % per_block == 0;
+        return permute(i / per_block, pages / BLOCK_PAGES, key) * BLOCK_PAGES
+               + cpu + i % per_block * par.cpus;
+    default:
+        *together = false;
+        return slice_start(cpu)
+               + permute(i, pages_of_cpu(cpu), key);
+    }
+}
+
+/* On the source: touch memory until moved, or `passes` times. */
+static void load(uint32_t cpu)
+{
+    bool together;
+
+    for (uint64_t pass = 0; !par.passes || pass < par.passes; pass++) {
+        for (uint64_t i = 0; i < pages_of_cpu(cpu); i++) {
+            uint64_t page = page_of_step(cpu, i, par.seed + pass, &together);
+
+            if (i % LOOK_EVERY == 0 && on_destination()
+                && !__atomic_exchange_n(&moved, true, __ATOMIC_SEQ_CST)) {
+                print("{\"event\": \"moved\", \"cpu\": %u, \"pass\": %u}\n",
+                      (uint64_t)cpu, pass);
+            }
+            if (__atomic_load_n(&moved, __ATOMIC_SEQ_CST)) {
+                return;
+            }
+            if (!stays_zero(page)) {
+                touch(page);
+            }
+        }
+    }
+}
+
+/* On the destination: time one touch of each page. */
+static void measure(uint32_t cpu, int pass)
+{
+    uint32_t *sample = samples[pass] + first_sample(cpu);
+    bool by_smi = par.pattern == SMM && cpu == 0;
+    bool together;
+
+    for (uint64_t i = 0; i < pages_of_cpu(cpu); i++) {
+        uint64_t page = page_of_step(cpu, i, ~par.seed, &together);
+        uint64_t ticks;
+
+        sample[i] = 0;          /* not to fault for it while others wait */
+        if (together && pass == 0) {
+            barrier();
+        }
+        ticks = timed_touch(page, par.pattern == ZEROWRITE, by_smi);
+        sample[i] = ticks < UINT32_MAX ? ticks : UINT32_MAX;
+    }
+}
+
+static void report(void)
+{
+    for (uint64_t cpu = 0; cpu < par.cpus; cpu++) {
+        print("{\"event\": \"samples\", \"cpu\": %u, \"count\": %u, "
+              "\"pass1_address\": %u, \"pass2_address\": %u}\n",
+              cpu, pages_of_cpu(cpu),
+              (uint64_t)(uintptr_t)(samples[0] + first_sample(cpu)),
+              (uint64_t)(uintptr_t)(samples[1] + first_sample(cpu)));
+    }
+    report_check();
+}
+
+/* Every processor comes here, numbered from 0. */
+_Noreturn void cpu_main(uint32_t cpu)
+{
+    if (cpu == 0) {
+        uint64_t khz = measure_tsc_khz();
+
+        read_parameters();
+        memory_layout();
+        rom_remember();
+        print("{\"event\": \"boot\", \"cpus\": %u, \"ram_mb\": %u, "
+              "\"test_address\": %u, \"test_pages\": %u, \"pattern\": \"%s\", "
+              "\"seed\": %u, \"zero_percent\": %u, \"tsc_khz\": %u}\n",
+              (uint64_t)par.cpus, par.ram_bytes >> 20,
+              first_page << PAGE_SHIFT, pages, pattern_names[par.pattern],
+              par.seed, (uint64_t)par.zero_percent, khz);
+        start_cpus();
+    }
+    barrier();
+
+    fill(cpu);
+    barrier();
+    if (cpu == 0) {
+        print("{\"event\": \"ready\"}\n");
+    }
+
+    load(cpu);
+    if (cpu == 0) {
+        rom_check();        /* while the ROM's own pages are missing */
+    }
+    barrier();
+    measure(cpu, 0);
+    barrier();
+    measure(cpu, 1);
+    barrier();
+    check(cpu);
+    barrier();
+    if (cpu == 0) {
+        report();
+    }
+    for (;;) {
+        asm volatile("cli; hlt");
+    }
+}
