@@ -1,0 +1,325 @@
+/*
+ * Unit test of migration/postcopy-request.c
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/atomic.h"
+#include "qemu/bitmap.h"
+#include "../migration/postcopy-request.h"
+
+#define PAGE 4096
+#define PAGES 512
+#define VCPUS 8
+#define ROUNDS 20
+
+/*
+ * Neither data nor received_map is atomic: ThreadSanitizer finds it if the
+ * order "placed, received, woken" is not kept.
+ */
+static struct {
+    unsigned data[PAGES];
+    bool received_map[PAGES];
+    unsigned asked[PAGES];
+} mem;
+
+/* Any distinct addresses will do */
+static char host_memory[PAGES * PAGE];
+static RAMBlock *const block = (RAMBlock *)&mem;
+
+static bool test_received(RAMBlock *rb, ram_addr_t start)
+{
+    g_assert(rb == block);
+    return mem.received_map[start / PAGE];
+}
+
+static void test_set_received(RAMBlock *rb, ram_addr_t start)
+{
+    g_assert(rb == block);
+    mem.received_map[start / PAGE] = true;
+}
+
+static const PostcopyRequestOps ops = {
+    .received = test_received,
+    .set_received = test_set_received,
+};
+
+static PostcopyRequests *setup(void)
+{
+    PostcopyRequests *r = postcopy_requests_new(&ops);
+
+    memset(&mem, 0, sizeof(mem));
+    postcopy_requests_start(r);
+    return r;
+}
+
+static PostcopyPageState begin(PostcopyRequests *r, unsigned page,
+                               PostcopyWaiter *waiter)
+{
+    return postcopy_request_begin(r, block, page * PAGE,
+                                  host_memory + page * PAGE, waiter);
+}
+
+static void complete(PostcopyRequests *r, unsigned page)
+{
+    postcopy_request_complete(r, block, page * PAGE, host_memory + page * PAGE);
+}
+
+static void count(RAMBlock *rb, ram_addr_t start, void *opaque)
+{
+    unsigned *pages = opaque;
+
+    g_assert(rb == block);
+    pages[start / PAGE]++;
+}
+
+static void test_once(void)
+{
+    PostcopyRequests *r = setup();
+    PostcopyRequestCounts counts;
+    unsigned pages[PAGES] = { };
+
+    g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_ASK);
+    g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_ASKED);
+    g_assert_cmpint(begin(r, 2, NULL), ==, POSTCOPY_PAGE_ASK);
+
+    postcopy_requests_foreach(r, count, pages);
+    g_assert_cmpuint(pages[1], ==, 1);
+    g_assert_cmpuint(pages[2], ==, 1);
+    g_assert_cmpuint(pages[3], ==, 0);
+
+    complete(r, 1);
+    g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_RECEIVED);
+    memset(pages, 0, sizeof(pages));
+    postcopy_requests_foreach(r, count, pages);
+    g_assert_cmpuint(pages[1], ==, 0);
+    g_assert_cmpuint(pages[2], ==, 1);
+
+    /* Comes without having been asked for */
+    complete(r, 3);
+    g_assert_cmpint(begin(r, 3, NULL), ==, POSTCOPY_PAGE_RECEIVED);
+    complete(r, 2);
+    postcopy_requests_wait_empty(r);
+
+    postcopy_requests_counts(r, &counts);
+    g_assert_cmpuint(counts.uffd, ==, 5);
+    g_assert_cmpuint(counts.requests, ==, 2);
+    g_assert_cmpuint(counts.exits, ==, 0);
+    postcopy_requests_free(r);
+}
+
+static void test_stopped(void)
+{
+    PostcopyRequests *r = setup();
+    PostcopyWaiter waiter;
+
+    postcopy_waiter_init(&waiter);
+    postcopy_requests_stop(r);
+    g_assert_cmpint(begin(r, 0, &waiter), ==, POSTCOPY_PAGE_RECEIVED);
+    g_assert_cmpint(begin(r, 0, NULL), ==, POSTCOPY_PAGE_RECEIVED);
+
+    postcopy_requests_start(r);
+    g_assert_cmpint(begin(r, 0, NULL), ==, POSTCOPY_PAGE_ASK);
+    postcopy_waiter_destroy(&waiter);
+    postcopy_requests_free(r);
+}
+
+typedef struct Wait {
+    PostcopyRequests *r;
+    PostcopyWaiter waiter;
+    bool placed;
+} Wait;
+
+static void *wait_fn(void *opaque)
+{
+    Wait *w = opaque;
+
+    w->placed = postcopy_request_wait(w->r, &w->waiter);
+    return NULL;
+}
+
+static void test_waiters(void)
+{
+    PostcopyRequests *r = setup();
+    PostcopyRequestCounts counts;
+    QemuThread threads[VCPUS];
+    Wait waits[VCPUS];
+
+    for (int i = 0; i < VCPUS; i++) {
+        waits[i].r = r;
+        postcopy_waiter_init(&waits[i].waiter);
+        g_assert_cmpint(begin(r, 7, &waits[i].waiter), ==,
+                        i ? POSTCOPY_PAGE_ASKED : POSTCOPY_PAGE_ASK);
+        qemu_thread_create(&threads[i], "wait", wait_fn, &waits[i],
+                           QEMU_THREAD_JOINABLE);
+    }
+    complete(r, 7);
+    for (int i = 0; i < VCPUS; i++) {
+        qemu_thread_join(&threads[i]);
+        g_assert_true(waits[i].placed);
+        postcopy_waiter_destroy(&waits[i].waiter);
+    }
+
+    postcopy_requests_counts(r, &counts);
+    g_assert_cmpuint(counts.exits, ==, VCPUS);
+    g_assert_cmpuint(counts.requests, ==, 1);
+    postcopy_requests_free(r);
+}
+
+static void test_kick(void)
+{
+    PostcopyRequests *r = setup();
+    PostcopyRequestCounts counts;
+    QemuThread thread;
+    Wait w = { .r = r };
+    unsigned pages[PAGES] = { };
+
+    postcopy_waiter_init(&w.waiter);
+
+    /* An old kick is forgotten, a kick since begin() is not */
+    postcopy_waiter_kick(&w.waiter);
+    begin(r, 1, &w.waiter);
+    qemu_thread_create(&thread, "wait", wait_fn, &w, QEMU_THREAD_JOINABLE);
+    g_usleep(20 * 1000);
+    postcopy_waiter_kick(&w.waiter);
+    qemu_thread_join(&thread);
+    g_assert_false(w.placed);
+
+    /* The page is still outstanding; nobody waits for it */
+    postcopy_requests_foreach(r, count, pages);
+    g_assert_cmpuint(pages[1], ==, 1);
+    g_assert_cmpint(begin(r, 1, &w.waiter), ==, POSTCOPY_PAGE_ASKED);
+    postcopy_waiter_kick(&w.waiter);
+    g_assert_false(postcopy_request_wait(r, &w.waiter));
+    complete(r, 1);
+    g_assert_cmpint(begin(r, 1, &w.waiter), ==, POSTCOPY_PAGE_RECEIVED);
+
+    postcopy_requests_counts(r, &counts);
+    g_assert_cmpuint(counts.exits, ==, 1);
+    g_assert_cmpuint(counts.populated, ==, 1);
+    g_assert_cmpuint(counts.requests, ==, 1);
+    postcopy_waiter_destroy(&w.waiter);
+    postcopy_requests_free(r);
+}
+
+typedef struct Stress {
+    PostcopyRequests *r;
+    PostcopyWaiter waiters[VCPUS];
+    GAsyncQueue *wire;
+    int vcpus_left;
+    uint64_t kicked;
+} Stress;
+
+typedef struct VCPU {
+    Stress *s;
+    unsigned index;
+} VCPU;
+
+static void *stress_vcpu(void *opaque)
+{
+    VCPU *vcpu = opaque;
+    Stress *s = vcpu->s;
+    PostcopyWaiter *waiter = &s->waiters[vcpu->index];
+    g_autoptr(GRand) rand = g_rand_new_with_seed(vcpu->index);
+
+    for (unsigned i = 0; i < PAGES; i++) {
+        /* Half of the touches are at the same pages at the same time */
+        unsigned page = i & 1 ? i : g_rand_int_range(rand, 0, PAGES);
+        PostcopyPageState state;
+
+        while ((state = begin(s->r, page, waiter)) != POSTCOPY_PAGE_RECEIVED) {
+            if (state == POSTCOPY_PAGE_ASK) {
+                g_async_queue_push(s->wire, GUINT_TO_POINTER(page + 1));
+            }
+            if (!postcopy_request_wait(s->r, waiter)) {
+                qatomic_inc(&s->kicked);
+            }
+        }
+        g_assert_cmpuint(mem.data[page], ==, page + 1);
+    }
+    qatomic_dec(&s->vcpus_left);
+    return NULL;
+}
+
+static void *stress_kick(void *opaque)
+{
+    Stress *s = opaque;
+
+    for (unsigned i = 0; qatomic_read(&s->vcpus_left); i++) {
+        postcopy_waiter_kick(&s->waiters[i % VCPUS]);
+        if (i % 64 == 0) {
+            g_usleep(50);
+        }
+    }
+    return NULL;
+}
+
+static void *stress_source(void *opaque)
+{
+    Stress *s = opaque;
+    unsigned page;
+
+    while ((page = GPOINTER_TO_UINT(g_async_queue_pop(s->wire))) <= PAGES) {
+        page--;
+        g_assert_cmpuint(++mem.asked[page], ==, 1);
+        mem.data[page] = page + 1;
+        complete(s->r, page);
+    }
+    return NULL;
+}
+
+static void test_stress(void)
+{
+    uint64_t kicked = 0;
+
+    for (int round = 0; round < ROUNDS; round++) {
+        Stress s = { .r = setup(), .vcpus_left = VCPUS };
+        QemuThread vcpus[VCPUS], kick, source;
+        VCPU args[VCPUS];
+        PostcopyRequestCounts counts;
+
+        s.wire = g_async_queue_new();
+        for (int i = 0; i < VCPUS; i++) {
+            postcopy_waiter_init(&s.waiters[i]);
+            args[i] = (VCPU) { &s, i };
+        }
+        qemu_thread_create(&source, "source", stress_source, &s,
+                           QEMU_THREAD_JOINABLE);
+        qemu_thread_create(&kick, "kick", stress_kick, &s,
+                           QEMU_THREAD_JOINABLE);
+        for (int i = 0; i < VCPUS; i++) {
+            qemu_thread_create(&vcpus[i], "vcpu", stress_vcpu, &args[i],
+                               QEMU_THREAD_JOINABLE);
+        }
+        for (int i = 0; i < VCPUS; i++) {
+            qemu_thread_join(&vcpus[i]);
+        }
+        qemu_thread_join(&kick);
+        postcopy_requests_wait_empty(s.r);
+        g_async_queue_push(s.wire, GUINT_TO_POINTER(PAGES + 1));
+        qemu_thread_join(&source);
+
+        postcopy_requests_counts(s.r, &counts);
+        g_assert_cmpuint(counts.requests, <=, counts.exits);
+        kicked += s.kicked;
+        for (int i = 0; i < VCPUS; i++) {
+            postcopy_waiter_destroy(&s.waiters[i]);
+        }
+        g_async_queue_unref(s.wire);
+        postcopy_requests_free(s.r);
+    }
+    /* Or nothing was tested */
+    g_assert_cmpuint(kicked, >, 0);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/postcopy-request/once", test_once);
+    g_test_add_func("/postcopy-request/stopped", test_stopped);
+    g_test_add_func("/postcopy-request/waiters", test_waiters);
+    g_test_add_func("/postcopy-request/kick", test_kick);
+    g_test_add_func("/postcopy-request/stress", test_stress);
+    return g_test_run();
+}
