@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The initramfs of the lab's first-level machine: a cpio archive in the "newc" format.
+
+What lies in build/ on the host lies in /lab/build/ there, stripped, with the shared
+libraries and firmware at the paths that they have on the host.
+"""
+import fcntl
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+LAB = Path(__file__).resolve().parent
+ROOT = LAB.parent.parent
+BUILD = ROOT / "build"
+
+# What QEMU's pc and q35 machines read; searched in QEMU's --firmwarepath.
+FIRMWARE_DIRS = ("/usr/share/qemu", "/usr/share/seabios", "/usr/lib/ipxe/qemu")
+FIRMWARE = (
+    "bios.bin", "bios-256k.bin", "bios-microvm.bin", "kvmvapic.bin", "linuxboot_dma.bin",
+    "multiboot_dma.bin", "pvh.bin", "vgabios-stdvga.bin", "efi-e1000.rom", "efi-e1000e.rom",
+    "efi-virtio.rom",
+)
+
+
+class BuildError(Exception):
+    pass
+
+
+def _tool(*argv):
+    p = subprocess.run(argv, capture_output=True, text=True)
+    if p.returncode:
+        raise BuildError(f"{' '.join(map(str, argv))} failed: {p.stderr.strip()}")
+    return p.stdout
+
+
+def compiled(source):
+    """The static program of one C source file of ours, in build/lab/bin."""
+    out = BUILD / "lab" / "bin" / source.stem
+    if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tmp = out.with_suffix(f".{os.getpid()}")
+        _tool("gcc", "-O2", "-Wall", "-Wextra", "-static", "-pthread", "-o", tmp, source)
+        tmp.rename(out)
+    return out
+
+
+def _stripped(path):
+    """A copy without symbols, kept until the file changes."""
+    st = path.stat()
+    key = f"{str(path.resolve()).strip('/').replace('/', '%')}-{st.st_size}-{st.st_mtime_ns}"
+    out = BUILD / "lab" / "stripped" / key
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for old in out.parent.glob(key.rsplit("-", 2)[0] + "-*"):
+            old.unlink(missing_ok=True)
+        with tempfile.NamedTemporaryFile(dir=out.parent, delete=False) as f:
+            pass
+        _tool("strip", "-o", f.name, path)
+        os.rename(f.name, out)
+    return out
+
+
+def _libraries(path):
+    """Shared libraries of a program, with the loader; none if it is static."""
+    p = subprocess.run(["ldd", path], capture_output=True, text=True)
+    libs = []
+    for line in p.stdout.splitlines():
+        if "not found" in line:
+            raise BuildError(f"{path} needs a library that is not installed: {line.strip()}")
+        libs += [w for w in line.split() if w.startswith("/")]
+    return libs
+
+
+def _is_elf(path):
+    with open(path, "rb") as f:
+        return f.read(4) == b"\x7fELF"
+
+
+class _Cpio:
+    def __init__(self, f):
+        self.f = f
+        self.seen = set()
+        self.inode = 0
+
+    def _entry(self, name, mode, data=b"", rdev=(0, 0)):
+        self.inode += 1
+        name = name.encode() + b"\0"
+        fields = (self.inode, mode, 0, 0, 1, 0, len(data), 0, 0, *rdev, len(name), 0)
+        head = b"070701" + b"".join(b"%08X" % x for x in fields) + name
+        self.f.write(head + bytes(-len(head) % 4))
+        self.f.write(data)
+        self.f.write(bytes(-len(data) % 4))
+
+    def _add(self, path, mode, **args):
+        path = path.strip("/")
+        if path in self.seen:
+            return
+        self.seen.add(path)
+        if "/" in path:
+            self.directory(os.path.dirname(path))
+        self._entry(path, mode, **args)
+
+    def directory(self, path):
+        self._add(path, 0o040755)
+
+    def file(self, path, source):
+        source = Path(source)
+        executable = os.access(source, os.X_OK)
+        self._add(path, 0o100755 if executable else 0o100644, data=source.read_bytes())
+
+    def text(self, path, text):
+        self._add(path, 0o100644, data=text.encode())
+
+    def link(self, path, target):
+        self._add(path, 0o120777, data=target.encode())
+
+    def console(self):
+        self._add("dev/console", 0o020600, rdev=(5, 1))
+
+    def end(self):
+        self._entry("TRAILER!!!", 0)
+
+
+def _programs(fork):
+    """What of build/ goes in: (path below /lab, file)."""
+    ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
+    for name in ("qemu-system-x86_64", "qemu-img"):
+        yield f"build/fork/{name}", fork / name
+    for name in sorted(ours | {"migration-test"}):
+        yield f"build/fork/tests/qtest/{name}", fork / "tests" / "qtest" / name
+    yield "build/stock/qemu-system-x86_64", BUILD / "stock" / "qemu-system-x86_64"
+    for path in sorted((BUILD / "guest").glob("*")):
+        yield f"build/guest/{path.name}", path
+    for source in sorted(LAB.glob("*.c")):
+        yield f"build/lab/bin/{source.stem}", compiled(source)
+
+
+def build(out, fork=BUILD / "fork", extra=()):
+    """Write the archive to out. extra: more files of the checkout, by their path in it."""
+    qemu = fork / "qemu-system-x86_64"
+    if not qemu.exists():
+        raise BuildError(f"no {qemu}: run make first")
+    busybox = Path("/bin/busybox")
+    if not busybox.exists() or _libraries(busybox):
+        raise BuildError("no static /bin/busybox: scripts/deps lab")
+
+    files = [(name, p) for name, p in _programs(fork) if p.is_file()]
+    files += [(str(e), ROOT / e) for e in extra]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    (BUILD / "lab").mkdir(exist_ok=True)
+    # One at a time makes the stripped copies.
+    with open(BUILD / "lab" / ".lock", "w") as lock, open(out, "wb") as f:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        c = _Cpio(f)
+        for d in ("dev", "proc", "sys", "tmp", "root", "lab", "var/tmp"):
+            c.directory(d)
+        c.console()
+        c.file("init", LAB / "init")
+        c.file("bin/agent", compiled(LAB / "agent.c"))
+        c.file("bin/busybox", busybox)
+        for applet in _tool(busybox, "--list").split():
+            c.link(f"bin/{applet}", "busybox")
+        c.link("sbin", "bin")
+        c.link("usr/bin", "../bin")
+        for name, path in files:
+            elf = _is_elf(path)
+            for lib in _libraries(path) if elf else ():
+                c.file(lib, _stripped(Path(lib)))
+            # Guest payloads may be ELF files of which QEMU needs all.
+            strip = elf and not name.startswith("build/guest/")
+            c.file(f"lab/{name}", _stripped(path) if strip else path)
+        for name in FIRMWARE:
+            for d in FIRMWARE_DIRS:
+                path = Path(d, name)
+                if path.exists():
+                    c.file(str(path), path)
+                    break
+            else:
+                raise BuildError(f"no firmware {name} in {FIRMWARE_DIRS}: scripts/deps lab")
+        c.text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
+        c.text("etc/group", "root:x:0:\n")
+        c.text("etc/hosts", "127.0.0.1 localhost\n")
+        c.end()

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The lab: a first-level machine (L1) whose Linux has KVM_MEM_EXIT_ON_MISSING.
+
+    with Lab() as lab:
+        print(lab.run("dmesg | tail -n 3").output)
+
+L1 is run by QEMU's TCG, so it needs nothing of the host. In it /dev/kvm is real KVM, and
+the checkout's programs are below /lab, which is the working directory of all commands:
+build/fork/qemu-system-x86_64, build/fork/tests/qtest/migration-test, ... See docs/lab.md.
+"""
+import ctypes
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import initramfs
+from initramfs import BUILD, LAB
+
+AGENT_PORT = 1
+READY = "lab: ready"
+# What must not be in the kernel's log.
+COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault")
+
+
+class LabError(Exception):
+    """L1 did not boot or is gone."""
+
+
+class KernelComplaint(LabError):
+    """L1's kernel wrote a warning or worse."""
+
+
+class CommandFailed(Exception):
+    def __init__(self, message, result):
+        super().__init__(f"{message}; its output:\n{result.output}")
+        self.result = result
+
+
+class CommandTimeout(CommandFailed):
+    pass
+
+
+@dataclass
+class Result:
+    rc: int | None  # exit status, 128 + N after signal N; None if it was killed by us
+    output: str     # standard output and error
+
+
+class Job:
+    """A command that runs in L1. Leave it alone, wait for it, or kill it."""
+
+    def __init__(self, lab, cmd, stdin, on_output):
+        self.lab = lab
+        self.cmd = cmd
+        self._on_output = on_output
+        self._rc = None
+        self._killed = False
+        self._data = bytearray()
+        self._done = threading.Event()
+        self._sock = socket.create_connection(("127.0.0.1", lab.host_port(AGENT_PORT)))
+        cmd = cmd.encode()
+        self._sock.sendall(struct.pack(">I", len(cmd)) + cmd + struct.pack(">I", len(stdin)) + stdin)
+        threading.Thread(target=self._receive, daemon=True).start()
+
+    def _exactly(self, n):
+        data = b""
+        while len(data) < n:
+            part = self._sock.recv(min(n - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+    def _receive(self):
+        try:
+            while True:
+                kind, length = struct.unpack(">cI", self._exactly(5))
+                data = self._exactly(length)
+                if kind == b"X":
+                    self._rc = int(data)
+                    break
+                self._data += data
+                if self._on_output:
+                    self._on_output(data)
+        except (OSError, EOFError):
+            pass  # killed, or L1 is gone: wait() tells
+        self._sock.close()
+        self._done.set()
+
+    @property
+    def raw(self):
+        return bytes(self._data)
+
+    @property
+    def output(self):
+        return self.raw.decode(errors="replace")
+
+    @property
+    def running(self):
+        return not self._done.is_set()
+
+    def kill(self):
+        """Kill the command's session; processes that have left it stay."""
+        self._killed = True
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._done.wait()
+
+    def wait(self, timeout=60):
+        try:
+            end = time.monotonic() + timeout
+            while not self._done.wait(max(0, min(1, end - time.monotonic()))):
+                if self.lab.process.poll() is not None:
+                    break
+                if time.monotonic() >= end:
+                    self.kill()
+                    raise CommandTimeout(f"no end after {timeout} s: {self.cmd}",
+                                         Result(None, self.output))
+        except KeyboardInterrupt:
+            self.kill()
+            raise
+        if self._rc is None and not self._killed:
+            self.lab.died(f"while it ran: {self.cmd}")
+        return Result(self._rc, self.output)
+
+
+class Lab:
+    """L1 as a context manager; Lab(shell=True) gives the terminal to a shell in L1.
+
+    name: the serial log is build/lab/NAME/serial.log. hugepages: of 2 MiB, mounted at
+    /dev/hugepages. fork: the build directory of the QEMU under test. extra: more files of
+    the checkout to have below /lab. append: words for Linux's command line.
+    allow: a regular expression of kernel warnings to accept.
+    """
+
+    def __init__(self, name="lab", cpus=2, memory_mb=2048, hugepages=0, fork=None, extra=(),
+                 append="", allow=None, shell=False, boot_timeout=120):
+        self.dir = BUILD / "lab" / name
+        self.serial_log = self.dir / "serial.log"
+        self.cpus = cpus
+        self.memory_mb = memory_mb
+        self.hugepages = hugepages
+        self.fork = Path(fork or os.environ.get("LAB_FORK") or BUILD / "fork")
+        self.extra = extra
+        self.append = append
+        self.allow = re.compile(allow) if allow else None
+        self.shell = shell
+        self.boot_timeout = boot_timeout
+        self.process = None
+        self._ports = {}
+        self._lock = threading.RLock()
+
+    # Start and end
+
+    def __enter__(self):
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, kind, *_):
+        self.kill()
+        if kind is None:
+            self.check_kernel()
+
+    def start(self):
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self.serial_log.unlink(missing_ok=True)
+        kernel = subprocess.run([LAB / "kernel" / "build"], stdout=subprocess.PIPE, text=True)
+        if kernel.returncode:
+            raise LabError("the lab's kernel could not be built (see above)")
+        archive = self.dir / "initramfs.cpio"
+        initramfs.build(archive, self.fork, self.extra)
+
+        append = ["console=ttyS0", "tsc=reliable", "no5lvl", "panic=-1", f"hugepages={self.hugepages}"]
+        serial = f"file,path={self.serial_log}"
+        if self.shell:
+            size = os.get_terminal_size()
+            append += ["quiet", f"lab.shell={size.lines}x{size.columns}"]
+            serial = f"stdio,signal=off,logfile={self.serial_log}"
+        ours, theirs = socket.socketpair()
+        argv = [
+            self.fork / "qemu-system-x86_64",
+            *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
+            *(word for d in initramfs.FIRMWARE_DIRS for word in ("-L", d)),
+            *("-name", "lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"),
+            *("-smp", str(self.cpus), "-m", str(self.memory_mb)),
+            *("-kernel", kernel.stdout.strip(), "-initrd", archive),
+            *("-append", " ".join(append + self.append.split())),
+            *("-chardev", f"{serial},id=serial", "-device", "isa-serial,chardev=serial"),
+            *("-netdev", "user,id=net,restrict=on", "-device", "virtio-net-pci,netdev=net,romfile="),
+            *("-chardev", f"socket,id=qmp,fd={theirs.fileno()}", "-mon", "qmp,mode=control"),
+        ]
+        log = open(self.dir / "qemu.log", "wb")
+        libc = ctypes.CDLL(None)
+        with theirs, log:
+            self.process = subprocess.Popen(
+                argv, pass_fds=[theirs.fileno()], stderr=log,
+                stdin=None if self.shell else subprocess.DEVNULL,
+                # L1 dies with us, however we die.
+                preexec_fn=lambda: libc.prctl(1, signal.SIGKILL))
+        self._qmp_sock = ours
+        self._qmp_file = ours.makefile("r")
+        try:
+            self._qmp_file.readline()
+            self._qmp("qmp_capabilities")
+        except (OSError, LabError):
+            self.process.wait()
+            self.died("at once: " + (self.dir / "qemu.log").read_text().strip())
+        end = time.monotonic() + self.boot_timeout
+        while READY not in self.log():
+            if self.process.poll() is not None:
+                self.died("while it booted")
+            if time.monotonic() > end:
+                raise LabError(f"L1 did not boot in {self.boot_timeout} s; {self._tail()}")
+            time.sleep(0.05)
+        archive.unlink()
+
+    def kill(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+        (self.dir / "initramfs.cpio").unlink(missing_ok=True)
+
+    # Commands
+
+    def job(self, cmd, stdin=b"", on_output=None):
+        """Start a command of /bin/sh in /lab; it is over when the shell is."""
+        return Job(self, cmd, stdin, on_output)
+
+    def run(self, cmd, timeout=60, stdin=b"", on_output=None, check=False):
+        """Run a command to its end. CommandTimeout, with the output so far, if it takes longer;
+        with check, CommandFailed if its exit status is not 0."""
+        result = self.job(cmd, stdin, on_output).wait(timeout)
+        if check and result.rc:
+            raise CommandFailed(f"exit status {result.rc}: {cmd}", result)
+        return result
+
+    def read_file(self, path):
+        job = self.job(f"cat {shlex.quote(str(path))}")
+        result = job.wait()
+        if result.rc:
+            raise CommandFailed(f"cannot read {path} in L1", result)
+        return job.raw
+
+    def write_file(self, path, data, mode=0o644):
+        q = shlex.quote(str(path))
+        self.run(f"cat >{q} && chmod {mode:o} {q}", stdin=data, check=True)
+
+    # Ports
+
+    def host_port(self, guest_port):
+        """The port of 127.0.0.1 on the host that leads to a port of all L1's addresses."""
+        with self._lock:
+            if guest_port not in self._ports:
+                self._hmp(f"hostfwd_add net tcp:127.0.0.1:0-:{guest_port}")
+                # Protocol[State] fd source-address source-port dest-address dest-port
+                for line in self._hmp("info usernet").splitlines():
+                    w = line.split()
+                    if w and w[0] == "TCP[HOST_FORWARD]" and w[5] == str(guest_port):
+                        self._ports[guest_port] = int(w[3])
+            return self._ports[guest_port]
+
+    def _hmp(self, line):
+        return self._qmp("human-monitor-command", {"command-line": line})
+
+    def _qmp(self, execute, arguments=None):
+        command = {"execute": execute} | ({"arguments": arguments} if arguments else {})
+        with self._lock:
+            self._qmp_sock.sendall(json.dumps(command).encode())
+            while line := self._qmp_file.readline():
+                answer = json.loads(line)
+                if "error" in answer:
+                    raise LabError(f"L1's QEMU: {answer['error']['desc']}")
+                if "return" in answer:
+                    return answer["return"]
+        raise LabError("L1's QEMU is gone")
+
+    # Trouble
+
+    def log(self):
+        try:
+            return self.serial_log.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _tail(self):
+        lines = self.log().splitlines()[-40:]
+        return f"the end of {self.serial_log}:\n" + "\n".join(lines)
+
+    def died(self, when):
+        raise LabError(f"L1 died {when}\n{self._tail()}")
+
+    def check_kernel(self):
+        """Raise KernelComplaint if L1's kernel has complained."""
+        bad = [line for line in self.log().splitlines() if COMPLAINTS.search(line)
+               and not (self.allow and self.allow.search(line))]
+        if bad:
+            raise KernelComplaint(f"L1's kernel says: {bad[0]}\n{self._tail()}")
