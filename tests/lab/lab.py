@@ -121,7 +121,7 @@ class Job:
         try:
             end = time.monotonic() + timeout
             while not self._done.wait(max(0, min(1, end - time.monotonic()))):
-                if self.lab.process.poll() is not None:
+                if not self.lab.alive:
                     break
                 if time.monotonic() >= end:
                     self.kill()
@@ -158,7 +158,6 @@ class Lab:
         self.shell = shell
         self.boot_timeout = boot_timeout
         self.process = None
-        self._ports = {}
         self._lock = threading.RLock()
 
     # Start and end
@@ -177,6 +176,8 @@ class Lab:
             self.check_kernel()
 
     def start(self):
+        self._ports = {}
+        self._checked = 0  # lines of the log
         self.dir.mkdir(parents=True, exist_ok=True)
         self.serial_log.unlink(missing_ok=True)
         kernel = subprocess.run([LAB / "kernel" / "build"], stdout=subprocess.PIPE, text=True)
@@ -222,14 +223,19 @@ class Lab:
             self.died("at once: " + (self.dir / "qemu.log").read_text().strip())
         end = time.monotonic() + self.boot_timeout
         while READY not in self.log():
-            if self.process.poll() is not None:
+            if not self.alive:
                 self.died("while it booted")
             if time.monotonic() > end:
                 raise LabError(f"L1 did not boot in {self.boot_timeout} s; {self._tail()}")
             time.sleep(0.05)
         archive.unlink()
 
+    @property
+    def alive(self):
+        return self.process is not None and self.process.poll() is None
+
     def kill(self):
+        """End L1 at once. There is nothing in it to save."""
         if self.process:
             self.process.kill()
             self.process.wait()
@@ -305,8 +311,9 @@ class Lab:
         raise LabError(f"L1 died {when}\n{self._tail()}")
 
     def check_kernel(self):
-        """Raise KernelComplaint if L1's kernel has complained."""
-        bad = [line for line in self.log().splitlines() if COMPLAINTS.search(line)
-               and not (self.allow and self.allow.search(line))]
-        if bad:
-            raise KernelComplaint(f"L1's kernel says: {bad[0]}\n{self._tail()}")
+        """Raise KernelComplaint if L1's kernel has complained since the last call."""
+        lines = self.log().splitlines()
+        new, self._checked = lines[self._checked:], len(lines)
+        for line in new:
+            if COMPLAINTS.search(line) and not (self.allow and self.allow.search(line)):
+                raise KernelComplaint(f"L1's kernel says: {line}\n{self._tail()}")

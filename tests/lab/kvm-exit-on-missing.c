@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Tests the kernel's side of KVM_MEM_EXIT_ON_MISSING, without QEMU. Prints TAP.
+ * usage: kvm-exit-on-missing            on a kernel that has it
+ *        kvm-exit-on-missing --hidden   on one that does not, or hides it
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/kvm.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/klog.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* The interface, as docs/ tells it; the build machine's headers do not know it. */
+#define MEM_EXIT_ON_MISSING (1u << 3)
+#define CAP_EXIT_ON_MISSING 10236
+#define CAP_PRE_FAULT_MEMORY 236
+#define EXIT_MEMORY_FAULT 39
+#define FAULT_READ 1
+#define FAULT_WRITE 2
+#define FAULT_EXEC 4
+#define PAGE 4096ul
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+struct region2 {
+    uint32_t slot, flags;
+    uint64_t gpa, size, hva, gmem_offset;
+    uint32_t gmem_fd, pad1;
+    uint64_t pad2[14];
+};
+#define SET_REGION2 _IOW(KVMIO, 0x49, struct region2)
+
+struct memory_fault {
+    uint64_t flags, gpa, size;
+};
+
+/*
+ * The guest: 16-bit code in a page of its own, and memory above it that is registered
+ * with userfaultfd. Register SI has the address, AX what to do.
+ */
+#define CODE_GPA 0x1000ul
+#define TEST_GPA 0x10000ul
+#define TEST_SIZE (64 * PAGE)
+#define HUGE_GPA 0x200000ul
+#define HUGE (2ul << 20)
+
+static const uint8_t guest_code[] = {
+    /* 1000: read  */ 0x67, 0x8a, 0x06,       /* mov al, [esi] */
+    /* 1003:       */ 0xe6, 0x10,             /* out 0x10, al  */
+    /* 1005: write */ 0x67, 0xc6, 0x06, 0x5a, /* mov byte [esi], 0x5a */
+    /* 1009:       */ 0xe6, 0x10,
+    /* 100b: exec  */ 0x66, 0xff, 0xe6,       /* jmp esi */
+};
+enum { READ = 0x1000, WRITE = 0x1005, EXEC = 0x100b };
+
+static int kvm, vm, vcpu, uffd;
+static struct kvm_run *run;
+static uint8_t *test_mem;
+static int tests, failures;
+
+static void __attribute__((noreturn, format(printf, 1, 2))) bail(const char *format, ...)
+{
+    va_list ap;
+
+    printf("Bail out! ");
+    va_start(ap, format);
+    vprintf(format, ap);
+    va_end(ap);
+    printf(": %s\n", strerror(errno));
+    exit(1);
+}
+
+static void __attribute__((format(printf, 2, 3))) ok(bool good, const char *format, ...)
+{
+    va_list ap;
+
+    printf("%sok %d - ", good ? "" : "not ", ++tests);
+    va_start(ap, format);
+    vprintf(format, ap);
+    va_end(ap);
+    printf("\n");
+    failures += !good;
+}
+
+/* 0 or the error number. */
+static int set_slot(unsigned slot, uint32_t flags, uint64_t gpa, size_t size, void *hva, bool v2)
+{
+    struct kvm_userspace_memory_region r1 = { slot, flags, gpa, size, (uintptr_t)hva };
+    struct region2 r2 = { slot, flags, gpa, size, (uintptr_t)hva };
+    int r = v2 ? ioctl(vm, SET_REGION2, &r2) : ioctl(vm, KVM_SET_USER_MEMORY_REGION, &r1);
+
+    return r ? errno : 0;
+}
+
+static void *map(size_t size)
+{
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (p == MAP_FAILED) {
+        bail("mmap");
+    }
+    return p;
+}
+
+/* Real mode with flat segments: the guest can address all its memory. */
+static void make_vcpu(void)
+{
+    struct kvm_sregs sregs;
+    vcpu = ioctl(vm, KVM_CREATE_VCPU, 0);
+    if (vcpu < 0) {
+        bail("KVM_CREATE_VCPU");
+    }
+    run = mmap(NULL, ioctl(kvm, KVM_GET_VCPU_MMAP_SIZE, 0), PROT_READ | PROT_WRITE, MAP_SHARED, vcpu, 0);
+    if (run == MAP_FAILED || ioctl(vcpu, KVM_GET_SREGS, &sregs) < 0) {
+        bail("vCPU");
+    }
+    struct kvm_segment *segs[] = { &sregs.ds, &sregs.es, &sregs.fs, &sregs.gs, &sregs.ss, &sregs.cs };
+    for (unsigned i = 0; i < 6; i++) {
+        segs[i]->base = 0;
+        segs[i]->selector = 0;
+        segs[i]->limit = 0xffffffff;
+        segs[i]->g = 1;
+    }
+    sregs.cr0 |= 1; /* protected mode, no paging; 16-bit code */
+    sregs.cs.selector = 8;
+    sregs.cs.type = 11;
+    sregs.ds.selector = sregs.es.selector = sregs.ss.selector = 16;
+    sregs.fs.selector = sregs.gs.selector = 16;
+    if (ioctl(vcpu, KVM_SET_SREGS, &sregs) < 0) {
+        bail("KVM_SET_SREGS");
+    }
+}
+
+static void start_at(unsigned what, uint64_t gpa)
+{
+    struct kvm_regs regs = { .rip = what, .rsi = gpa, .rflags = 2 };
+
+    if (ioctl(vcpu, KVM_SET_REGS, &regs) < 0) {
+        bail("KVM_SET_REGS");
+    }
+}
+
+/* KVM_RUN to the next exit: its error number, or 0. */
+static int enter(void)
+{
+    run->exit_reason = 0x7777;
+    return ioctl(vcpu, KVM_RUN, 0) ? errno : 0;
+}
+
+static const struct memory_fault *fault(void)
+{
+    return (const void *)&run->mmio; /* where the union of exits starts */
+}
+
+static bool is_done(int error, int value)
+{
+    return !error && run->exit_reason == KVM_EXIT_IO && run->io.port == 0x10 &&
+        (value < 0 || *((uint8_t *)run + run->io.data_offset) == value);
+}
+
+static bool is_missing(int error, uint64_t gpa, uint64_t flags)
+{
+    const struct memory_fault *f = fault();
+    bool good = error == EFAULT && run->exit_reason == EXIT_MEMORY_FAULT &&
+        f->gpa == gpa && f->size == PAGE && f->flags == flags;
+
+    if (!good) {
+        printf("# errno %d, exit %u, gpa %#lx, size %#lx, flags %#lx\n", error, run->exit_reason,
+               (long)f->gpa, (long)f->size, (long)f->flags);
+    }
+    return good;
+}
+
+static void make_uffd(void *mem, size_t size)
+{
+    uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    struct uffdio_api api = { .api = UFFD_API };
+    struct uffdio_register reg = {
+        .range = { (uintptr_t)mem, size },
+        .mode = UFFDIO_REGISTER_MODE_MISSING,
+    };
+
+    if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api) < 0 || ioctl(uffd, UFFDIO_REGISTER, &reg) < 0) {
+        bail("userfaultfd");
+    }
+}
+
+static int copy_page(void *dst, uint8_t fill, int mode)
+{
+    static uint8_t page[PAGE];
+    struct uffdio_copy copy = {
+        .dst = (uintptr_t)dst, .src = (uintptr_t)page, .len = PAGE, .mode = mode,
+    };
+
+    memset(page, fill, PAGE);
+    return ioctl(uffd, UFFDIO_COPY, &copy) < 0 ? errno : 0;
+}
+
+/* The next fault that userfaultfd tells, or 0 if there is none in time. */
+static uint64_t uffd_event(int timeout_ms)
+{
+    struct pollfd p = { .fd = uffd, .events = POLLIN };
+    struct uffd_msg msg;
+
+    if (poll(&p, 1, timeout_ms) != 1 || read(uffd, &msg, sizeof(msg)) != sizeof(msg)) {
+        return 0;
+    }
+    return msg.event == UFFD_EVENT_PAGEFAULT ? msg.arg.pagefault.address : 0;
+}
+
+static int warnings(void)
+{
+    static char log[1 << 20];
+    int n = klogctl(3, log, sizeof(log) - 1);
+    int count = 0;
+
+    if (n < 0) {
+        bail("cannot read the kernel's log");
+    }
+    log[n] = 0;
+    for (char *p = log; (p = strstr(p, "WARNING:")); p++) {
+        count++;
+    }
+    return count;
+}
+
+static void *enter_thread(void *error)
+{
+    *(int *)error = enter();
+    return NULL;
+}
+
+/* A guest access that must sleep in userfaultfd until the page is copied. */
+static void by_uffd(uint64_t gpa, uint8_t *hva, const char *when)
+{
+    pthread_t thread;
+    int error;
+
+    start_at(READ, gpa);
+    pthread_create(&thread, NULL, enter_thread, &error);
+    uint64_t told = uffd_event(10000);
+    copy_page(hva, 0x33, 0);
+    pthread_join(thread, NULL);
+    ok(told == (uintptr_t)hva && is_done(error, 0x33), "%s: a missing page is faulted in by userfaultfd", when);
+}
+
+static void test_ioctls(bool hidden)
+{
+    void *mem = map(4 * PAGE);
+    int want = hidden ? EINVAL : 0;
+
+    ok(ioctl(kvm, KVM_CHECK_EXTENSION, CAP_EXIT_ON_MISSING) == !hidden, "the capability tells %d", !hidden);
+    ok(ioctl(vm, KVM_CHECK_EXTENSION, CAP_EXIT_ON_MISSING) == !hidden, "the capability of the VM tells %d", !hidden);
+    ok(ioctl(vm, KVM_CHECK_EXTENSION, CAP_PRE_FAULT_MEMORY) == 1, "capability 236 is PRE_FAULT_MEMORY");
+    for (int v2 = 0; v2 < 2; v2++) {
+        const char *name = v2 ? "SET_USER_MEMORY_REGION2" : "SET_USER_MEMORY_REGION";
+        uint64_t gpa = 0x1000000;
+
+        ok(set_slot(9, MEM_EXIT_ON_MISSING, gpa, 4 * PAGE, mem, v2) == want, "%s: the flag gives %d", name, want);
+        ok(set_slot(9, 0, gpa, 0, mem, v2) == want, "%s: delete", name);
+        ok(set_slot(9, MEM_EXIT_ON_MISSING | KVM_MEM_LOG_DIRTY_PAGES, gpa, 4 * PAGE, mem, v2) == want,
+           "%s: the flag with LOG_DIRTY_PAGES gives %d", name, want);
+        set_slot(9, 0, gpa, 0, mem, v2);
+        ok(set_slot(9, MEM_EXIT_ON_MISSING | KVM_MEM_READONLY, gpa, 4 * PAGE, mem, v2) == EINVAL,
+           "%s: the flag with READONLY gives EINVAL", name);
+        ok(set_slot(9, 0, gpa, 4 * PAGE, mem, v2) == 0, "%s: a slot without the flag", name);
+        ok(set_slot(9, MEM_EXIT_ON_MISSING, gpa, 4 * PAGE, mem, v2) == want, "%s: flag a slot that is there", name);
+        ok(set_slot(9, 0, gpa, 4 * PAGE, mem, v2) == 0, "%s: clear the flag", name);
+        set_slot(9, 0, gpa, 0, mem, v2);
+        ok(set_slot(9, KVM_MEM_READONLY, gpa, 4 * PAGE, mem, v2) == 0, "%s: a read-only slot", name);
+        ok(set_slot(9, KVM_MEM_READONLY | MEM_EXIT_ON_MISSING, gpa, 4 * PAGE, mem, v2) == EINVAL,
+           "%s: to flag a read-only slot gives EINVAL", name);
+        ok(set_slot(9, 1u << 4, gpa + PAGE * 16, 4 * PAGE, mem, v2) == EINVAL, "%s: unknown flags give EINVAL", name);
+        set_slot(9, 0, gpa, 0, mem, v2);
+    }
+    ok(ioctl(vm, KVM_ENABLE_CAP, &(struct kvm_enable_cap) { .cap = CAP_EXIT_ON_MISSING }) < 0 && errno == EINVAL,
+       "KVM_ENABLE_CAP gives EINVAL");
+}
+
+static void set_test_slot(uint32_t flags, const char *how)
+{
+    errno = set_slot(1, flags, TEST_GPA, TEST_SIZE, test_mem, false);
+    if (errno) {
+        bail("%s", how);
+    }
+    ok(true, "%s", how);
+}
+
+static void test_exits(void)
+{
+    static const struct {
+        const char *name;
+        unsigned what, flags;
+    } kinds[] = {
+        { "read", READ, FAULT_READ },
+        { "write", WRITE, FAULT_WRITE },
+        { "exec", EXEC, FAULT_EXEC },
+    };
+    int error;
+    unsigned page = 0;
+
+    set_test_slot(MEM_EXIT_ON_MISSING, "a slot with the flag");
+    for (unsigned i = 0; i < 3; i++, page++) {
+        uint8_t *hva = test_mem + page * PAGE;
+        uint64_t gpa = TEST_GPA + page * PAGE;
+
+        start_at(kinds[i].what, gpa + (i < 2 ? 0x123 : 0));
+        error = enter();
+        ok(is_missing(error, gpa, kinds[i].flags), "%s of a missing page exits", kinds[i].name);
+        error = enter();
+        ok(is_missing(error, gpa, kinds[i].flags), "%s exits again while the page is missing", kinds[i].name);
+        ok(uffd_event(0) == 0, "%s does not reach userfaultfd", kinds[i].name);
+        /* f4 is HLT, what exec shall find; reading it is as good as any. */
+        ok(copy_page(hva, 0xf4, UFFDIO_COPY_MODE_DONTWAKE) == 0, "the page is copied");
+        error = enter();
+        if (i == 2) {
+            ok(!error && run->exit_reason == KVM_EXIT_HLT, "exec goes on");
+        } else {
+            ok(is_done(error, i ? -1 : 0xf4), "%s goes on", kinds[i].name);
+        }
+        if (i == 1) {
+            ok(hva[0x123] == 0x5a, "what the guest wrote is there");
+        }
+    }
+
+    /* Zero pages are mapped, but not writable. */
+    uint8_t *hva = test_mem + page * PAGE;
+    uint64_t gpa = TEST_GPA + page * PAGE;
+    struct uffdio_zeropage zero = {
+        .range = { (uintptr_t)hva, PAGE }, .mode = UFFDIO_ZEROPAGE_MODE_DONTWAKE,
+    };
+    start_at(READ, gpa);
+    error = enter();
+    ok(is_missing(error, gpa, FAULT_READ), "read of a page exits before it comes as a zero page");
+    ok(ioctl(uffd, UFFDIO_ZEROPAGE, &zero) == 0, "UFFDIO_ZEROPAGE");
+    error = enter();
+    ok(is_missing(error, gpa, FAULT_READ), "read of a page that came as a zero page exits");
+    ok(madvise(hva, PAGE, MADV_POPULATE_WRITE) == 0, "MADV_POPULATE_WRITE");
+    error = enter();
+    ok(is_done(error, 0), "then the read goes on");
+    page++;
+
+    /* Pages that the host has touched. */
+    copy_page(test_mem + page * PAGE, 0x11, 0);
+    start_at(READ, TEST_GPA + page * PAGE);
+    error = enter();
+    ok(is_done(error, 0x11), "a page that is there does not exit");
+    page++;
+
+    /* Toggling, in both directions, with pages that the guest has mapped. */
+    set_test_slot(0, "clear the flag of a slot in use");
+    by_uffd(TEST_GPA + page * PAGE, test_mem + page * PAGE, "flag cleared");
+    page++;
+    set_test_slot(MEM_EXIT_ON_MISSING, "set the flag of a slot in use");
+    start_at(READ, TEST_GPA + page * PAGE);
+    error = enter();
+    ok(is_missing(error, TEST_GPA + page * PAGE, FAULT_READ), "flag set again: exits");
+    start_at(READ, TEST_GPA);
+    error = enter();
+    ok(is_done(error, 0xf4), "what was mapped before is mapped still");
+    set_test_slot(MEM_EXIT_ON_MISSING | KVM_MEM_LOG_DIRTY_PAGES, "dirty logging on, flag kept");
+    start_at(WRITE, TEST_GPA + page * PAGE);
+    error = enter();
+    ok(is_missing(error, TEST_GPA + page * PAGE, FAULT_WRITE), "a write exits with dirty logging");
+    copy_page(test_mem + page * PAGE, 0x22, UFFDIO_COPY_MODE_DONTWAKE);
+    error = enter();
+    uint64_t bitmap = 0;
+    struct kvm_dirty_log log = { .slot = 1, .dirty_bitmap = &bitmap };
+    ok(is_done(error, -1) && ioctl(vm, KVM_GET_DIRTY_LOG, &log) == 0 && bitmap == 1ull << page,
+       "and the page is logged as dirty");
+    set_test_slot(KVM_MEM_LOG_DIRTY_PAGES, "flag off, dirty logging kept");
+    page++;
+    by_uffd(TEST_GPA + page * PAGE, test_mem + page * PAGE, "dirty logging without the flag");
+    set_test_slot(0, "both off");
+}
+
+/* A page of 2 MiB: the exit tells 4 KiB, and one copy serves all of it. */
+static void test_huge(void)
+{
+    uint8_t *huge = mmap(NULL, HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+
+    if (huge == MAP_FAILED) {
+        bail("no page of 2 MiB (hugepages=)");
+    }
+    close(uffd);
+    make_uffd(huge, HUGE);
+    ok(set_slot(2, MEM_EXIT_ON_MISSING, HUGE_GPA, HUGE, huge, false) == 0, "a slot of hugetlb memory with the flag");
+    start_at(READ, HUGE_GPA + 0x123456);
+    int error = enter();
+    ok(is_missing(error, HUGE_GPA + 0x123000, FAULT_READ), "a missing page of 2 MiB exits with 4 KiB of it");
+    uint8_t *data = map(HUGE);
+    memset(data, 0x44, HUGE);
+    struct uffdio_copy copy = {
+        .dst = (uintptr_t)huge, .src = (uintptr_t)data, .len = HUGE, .mode = UFFDIO_COPY_MODE_DONTWAKE,
+    };
+    ok(ioctl(uffd, UFFDIO_COPY, &copy) == 0, "2 MiB are copied");
+    error = enter();
+    ok(is_done(error, 0x44), "the read goes on");
+    start_at(WRITE, HUGE_GPA + HUGE - 1);
+    error = enter();
+    ok(is_done(error, -1) && huge[HUGE - 1] == 0x5a, "the rest of the 2 MiB does not exit");
+}
+
+int main(int argc, char **argv)
+{
+    bool hidden = argc == 2 && !strcmp(argv[1], "--hidden");
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    alarm(120); /* nothing here may sleep for good */
+    kvm = open("/dev/kvm", O_RDWR | O_CLOEXEC);
+    if (kvm < 0) {
+        bail("/dev/kvm");
+    }
+    vm = ioctl(kvm, KVM_CREATE_VM, 0);
+    if (vm < 0) {
+        bail("KVM_CREATE_VM");
+    }
+    int before = warnings();
+    test_ioctls(hidden);
+
+    uint8_t *code = map(PAGE);
+    memcpy(code, guest_code, sizeof(guest_code));
+    set_slot(0, 0, CODE_GPA, PAGE, code, false);
+    make_vcpu();
+    test_mem = map(TEST_SIZE);
+    make_uffd(test_mem, TEST_SIZE);
+    if (hidden) {
+        set_test_slot(0, "a slot");
+        by_uffd(TEST_GPA, test_mem, "no flag");
+    } else {
+        test_exits();
+        test_huge();
+    }
+    ok(warnings() == before, "the kernel has no warnings");
+    printf("1..%d\n", tests);
+    return failures != 0;
+}

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The lab itself: its kernel and its driver."""
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from lab import CommandFailed, CommandTimeout, KernelComplaint, Lab, LabError
+
+CLI = Path(__file__).parent / "lab"
+ABI = "build/lab/bin/kvm-exit-on-missing"
+
+
+def tap(result):
+    """All tests of a TAP run passed, and all were run."""
+    oks = re.findall(r"^ok \d+", result.output, re.M)
+    assert result.rc == 0 and f"\n1..{len(oks)}\n" in result.output, result.output
+    assert "not ok" not in result.output
+    return len(oks)
+
+
+# The kernel
+
+def test_kernel_interface(lab):
+    assert tap(lab.run(ABI)) > 60
+
+
+def test_kernel_interface_hidden_at_run_time(lab):
+    switch = "/sys/module/kvm/parameters/exit_on_missing"
+    lab.run(f"echo N >{switch}", check=True)
+    try:
+        assert tap(lab.run(f"{ABI} --hidden")) > 20
+    finally:
+        lab.run(f"echo Y >{switch}", check=True)
+
+
+def test_kernel_interface_hidden_at_boot():
+    with Lab(name="hidden", append="kvm.exit_on_missing=0") as lab:
+        tap(lab.run(f"{ABI} --hidden"))
+        # The test program does tell the one from the other.
+        assert lab.run(ABI).rc == 1
+
+
+def test_clock_is_the_tsc(lab):
+    clock = lab.run("cat /sys/devices/system/clocksource/clocksource0/current_clocksource")
+    assert clock.output == "tsc\n"
+
+
+# Commands
+
+@pytest.mark.parametrize("cmd, rc, output", [
+    ("true", 0, ""),
+    ("echo out; echo err >&2; exit 7", 7, "out\nerr\n"),
+    ("no-such-command", 127, None),
+    ("kill -KILL $$", 128 + 9, ""),
+    ("printf 'no newline'", 0, "no newline"),
+])
+def test_status_and_output(lab, cmd, rc, output):
+    result = lab.run(cmd)
+    assert result.rc == rc
+    assert output is None or result.output == output
+
+
+def test_check(lab):
+    with pytest.raises(CommandFailed, match="exit status 3(.|\n)*reason"):
+        lab.run("echo reason; exit 3", check=True)
+
+
+def test_much_output(lab):
+    lines = lab.run("seq 500000").output.splitlines()
+    assert len(lines) == 500000 and lines[-1] == "500000"
+
+
+def test_files(lab):
+    data = os.urandom(3_000_000)
+    lab.write_file("/tmp/a file", data, mode=0o755)
+    assert lab.read_file("/tmp/a file") == data
+    assert lab.run("test -x '/tmp/a file'").rc == 0
+    with pytest.raises(CommandFailed, match="No such file"):
+        lab.read_file("/tmp/none")
+
+
+def test_timeout(lab):
+    start = time.monotonic()
+    with pytest.raises(CommandTimeout) as e:
+        lab.run("echo before; sleep 12345; echo after", timeout=1)
+    assert time.monotonic() - start < 5
+    assert e.value.result.output == "before\n" and e.value.result.rc is None
+    time.sleep(0.5)
+    assert lab.run("ps | grep '[s]leep 12345'").output == ""
+
+
+def test_several_at_once(lab):
+    job = lab.job("echo started; sleep 1000")
+    assert lab.run("echo meanwhile").output == "meanwhile\n"
+    while not job.output:
+        assert job.running
+        time.sleep(0.01)
+    job.kill()
+    assert not job.running and job.output == "started\n" and job.wait().rc is None
+
+
+def test_what_is_left_in_the_background_is_not_waited_for(lab):
+    assert lab.run("sleep 1000 & echo done", timeout=10).output == "done\n"
+    lab.run("killall sleep")
+
+
+def test_port(lab):
+    job = lab.job("nc -l -p 4444 -e cat")
+    while lab.run("netstat -ltn | grep -q :4444").rc:
+        time.sleep(0.1)
+    assert lab.host_port(4444) == lab.host_port(4444)
+    with socket.create_connection(("127.0.0.1", lab.host_port(4444)), timeout=10) as s:
+        s.sendall(b"hello")
+        assert s.recv(5) == b"hello"
+    job.kill()
+
+
+# Trouble
+
+def test_kernel_complaints_are_noticed(lab):
+    lab.check_kernel()
+    lab.run("echo '<4>WARNING: only a test' >/dev/kmsg")
+    time.sleep(0.2)
+    with pytest.raises(KernelComplaint, match="only a test"):
+        lab.check_kernel()
+    lab.check_kernel()  # told once
+
+
+def test_kernel_complaints_at_the_end():
+    with pytest.raises(KernelComplaint, match="only a test"):
+        with Lab(name="complaint") as lab:
+            lab.run("echo '<4>WARNING: only a test' >/dev/kmsg; sleep 0.2")
+
+
+def test_panic():
+    with pytest.raises(LabError, match="(?s)died while it ran.*Kernel panic"):
+        with Lab(name="panic") as lab:
+            lab.run("echo c >/proc/sysrq-trigger; sleep 100")
+    assert "Kernel panic" in lab.serial_log.read_text()
+
+
+def test_panic_at_boot():
+    with pytest.raises(LabError, match="(?s)died while it booted.*Kernel panic"):
+        Lab(name="panic", append="rdinit=/none init=/none").__enter__()
+
+
+def test_boot_timeout():
+    lab = Lab(name="hang", append="rdinit=/bin/cat", boot_timeout=4)
+    with pytest.raises(LabError, match="(?s)did not boot in 4 s.*Run /bin/cat"):
+        lab.__enter__()
+    assert not lab.alive
+
+
+# Command line
+
+def test_command_line():
+    p = subprocess.run([CLI, "run", "echo hello; exit 3"], capture_output=True, text=True)
+    assert (p.returncode, p.stdout) == (3, "hello\n")
+
+
+@pytest.mark.parametrize("sig, rc", [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
+def test_no_machine_outlives_its_driver(sig, rc):
+    with subprocess.Popen([CLI, "run", "echo up; sleep 1000"], stdout=subprocess.PIPE, text=True) as p:
+        assert p.stdout.readline() == "up\n"
+        qemu = int(subprocess.check_output(["pgrep", "-P", str(p.pid), "qemu"]))
+        p.send_signal(sig)
+        assert p.wait(20) == rc
+    for _ in range(50):
+        if not Path(f"/proc/{qemu}").exists():
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("QEMU is still there")
