@@ -141,19 +141,15 @@ bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
     return true;
 }
 
-/*
- * Make the first vCPU of a new VM fetch from a missing page.
- *
- * Returns the address where the vCPU starts after its reset, or sets errno.
- */
-#if defined(__x86_64__) || defined(__i386__)
+/* PROBE_GPA: where the first vCPU of a new VM fetches its first instruction */
+#if defined(TARGET_I386)
 #define PROBE_GPA 0xfffff000ull /* the page of the reset vector */
 
 static int probe_vcpu_init(int vmfd, int vcpufd)
 {
     return 0; /* KVM creates it in its reset state */
 }
-#elif defined(__aarch64__)
+#elif defined(TARGET_AARCH64)
 #define PROBE_GPA 0ull
 
 static int probe_vcpu_init(int vmfd, int vcpufd)
@@ -251,8 +247,7 @@ out:
 #else
 static bool probe(Error **errp)
 {
-    error_setg(errp, "exits on missing memory are not known for this "
-               "architecture of the host");
+    error_setg(errp, "exits on missing memory are not known for this target");
     return false;
 }
 #endif
