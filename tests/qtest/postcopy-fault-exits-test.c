@@ -1,0 +1,195 @@
+/*
+ * QTest testcases for the parameter postcopy-fault-exits, and for the faults
+ * of threads that are no vCPUs
+ *
+ * Runs on any host, since nothing here executes guest code.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include <glib/gstdio.h>
+#include "libqtest.h"
+#include "qobject/qdict.h"
+#include "qemu/units.h"
+
+#define RAM_START (1 * MiB)
+#define RAM_END (16 * MiB)
+#define STEP (4 * KiB)
+/* So slow that most pages come because they were asked for */
+#define BANDWIDTH (256 * KiB)
+
+#define ARGS "-accel qtest -machine pc -m 16M -nodefaults -display none "
+
+static void set_fault_exits(QTestState *who, const char *value)
+{
+    qtest_qmp_assert_success(who, "{ 'execute': 'migrate-set-parameters',"
+                             "  'arguments': { 'postcopy-fault-exits': %s } }",
+                             value);
+}
+
+static void assert_fault_exits(QTestState *who, const char *value)
+{
+    g_autofree char *line = g_strdup_printf("postcopy-fault-exits: %s\r\n",
+                                            value);
+    g_autofree char *hmp = qtest_hmp(who, "info migrate_parameters");
+    QDict *rsp = qtest_qmp_assert_success_ref(
+                     who, "{ 'execute': 'query-migrate-parameters' }");
+
+    g_assert_cmpstr(qdict_get_str(rsp, "postcopy-fault-exits"), ==, value);
+    g_assert_nonnull(strstr(hmp, line));
+    qobject_unref(rsp);
+}
+
+static void test_parameter(void)
+{
+    QTestState *qts = qtest_init(ARGS);
+    QDict *rsp;
+
+    assert_fault_exits(qts, "auto");
+    set_fault_exits(qts, "off");
+    assert_fault_exits(qts, "off");
+    g_free(qtest_hmp(qts, "migrate_set_parameter postcopy-fault-exits on"));
+    assert_fault_exits(qts, "on");
+
+    rsp = qtest_qmp(qts, "{ 'execute': 'migrate-set-parameters',"
+                    "  'arguments': { 'postcopy-fault-exits': 'maybe' } }");
+    g_assert_true(qdict_haskey(rsp, "error"));
+    qobject_unref(rsp);
+    assert_fault_exits(qts, "on");
+    qtest_quit(qts);
+
+    qts = qtest_init(ARGS "-global migration.postcopy-fault-exits=off");
+    assert_fault_exits(qts, "off");
+    qtest_quit(qts);
+}
+
+static void test_on_refused(void)
+{
+    QTestState *qts = qtest_init(ARGS "-incoming defer");
+    const char incoming[] = "{ 'execute': 'migrate-incoming',"
+                            "  'arguments': { 'uri': %s } }";
+    const char uri[] = "tcp:127.0.0.1:0";
+    const char *desc;
+    QDict *rsp;
+
+    set_fault_exits(qts, "on");
+    rsp = qtest_qmp(qts, incoming, uri);
+    desc = qdict_get_str(qdict_get_qdict(rsp, "error"), "desc");
+    g_assert_cmpstr(desc, ==, "postcopy-fault-exits=on: exits on missing "
+                    "memory need the KVM accelerator");
+    qobject_unref(rsp);
+
+    /* It can be set right, and tried again */
+    set_fault_exits(qts, "auto");
+    qtest_qmp_assert_success(qts, incoming, uri);
+    qtest_quit(qts);
+}
+
+static bool set_postcopy(QTestState *who)
+{
+    QDict *rsp = qtest_qmp(who, "{ 'execute': 'migrate-set-capabilities',"
+                           "  'arguments': { 'capabilities': [ {"
+                           "    'capability': 'postcopy-ram',"
+                           "    'state': true } ] } }");
+    bool ok = qdict_haskey(rsp, "return");
+
+    qobject_unref(rsp);
+    return ok;
+}
+
+static bool has_status(QTestState *who, const char *status)
+{
+    QDict *rsp = qtest_qmp_assert_success_ref(who,
+                                              "{ 'execute': 'query-migrate' }");
+    const char *is = qdict_get_try_str(rsp, "status");
+    bool ret;
+
+    g_assert_cmpstr(is, !=, "failed");
+    ret = !g_strcmp0(is, status);
+    qobject_unref(rsp);
+    return ret;
+}
+
+static void wait_status(QTestState *who, const char *status)
+{
+    for (int i = 0; i < 1000; i++) {
+        if (has_status(who, status)) {
+            return;
+        }
+        g_usleep(100 * 1000);
+    }
+    g_error("migration does not reach status %s", status);
+}
+
+static void test_uffd(void)
+{
+    g_autofree char *dir = g_dir_make_tmp("postcopy-fault-XXXXXX", NULL);
+    g_autofree char *uri = g_strdup_printf("unix:%s/migrate", dir);
+    QTestState *from, *to;
+    QDict *rsp, *faults;
+    int64_t uffd, requests;
+
+    to = qtest_init(ARGS "-incoming defer");
+    if (!set_postcopy(to)) {
+        qtest_quit(to);
+        g_rmdir(dir);
+        g_test_skip("userfaultfd is not available");
+        return;
+    }
+    from = qtest_init(ARGS);
+    g_assert_true(set_postcopy(from));
+
+    for (uint64_t addr = RAM_START; addr < RAM_END; addr += STEP) {
+        qtest_writeq(from, addr, addr + 1);
+    }
+
+    qtest_qmp_assert_success(from, "{ 'execute': 'migrate-set-parameters',"
+                             "  'arguments': { 'max-bandwidth': %d,"
+                             "                 'max-postcopy-bandwidth': %d,"
+                             "                 'downtime-limit': 1 } }",
+                             (int)BANDWIDTH, (int)BANDWIDTH);
+    qtest_qmp_assert_success(to, "{ 'execute': 'migrate-incoming',"
+                             "  'arguments': { 'uri': %s } }", uri);
+    qtest_qmp_assert_success(from, "{ 'execute': 'migrate',"
+                             "  'arguments': { 'uri': %s } }", uri);
+    wait_status(from, "active");
+    qtest_qmp_assert_success(from, "{ 'execute': 'migrate-start-postcopy' }");
+    wait_status(to, "postcopy-active");
+
+    /* Against the order in which they are sent */
+    for (uint64_t addr = RAM_END - STEP; addr >= RAM_START; addr -= STEP) {
+        g_assert_cmphex(qtest_readq(to, addr), ==, addr + 1);
+    }
+
+    wait_status(to, "completed");
+    wait_status(from, "completed");
+    rsp = qtest_qmp_assert_success_ref(to, "{ 'execute': 'query-migrate' }");
+    faults = qdict_get_qdict(rsp, "postcopy-faults");
+    uffd = qdict_get_int(faults, "uffd");
+    requests = qdict_get_int(faults, "requests");
+    g_assert_cmpint(uffd, >, 100);
+    g_assert_cmpint(requests, >, 100);
+    g_assert_cmpint(requests, <=, uffd);
+    g_assert_cmpint(qdict_get_int(faults, "exits"), ==, 0);
+    g_assert_cmpint(qdict_get_int(faults, "populated"), ==, 0);
+    qobject_unref(rsp);
+
+    /* The source missed nothing */
+    rsp = qtest_qmp_assert_success_ref(from, "{ 'execute': 'query-migrate' }");
+    g_assert_false(qdict_haskey(rsp, "postcopy-faults"));
+    qobject_unref(rsp);
+
+    qtest_quit(from);
+    qtest_quit(to);
+    g_rmdir(dir);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    qtest_add_func("/postcopy-fault-exits/parameter", test_parameter);
+    qtest_add_func("/postcopy-fault-exits/on-refused", test_on_refused);
+    qtest_add_func("/postcopy-fault-exits/uffd", test_uffd);
+    return g_test_run();
+}
