@@ -77,6 +77,16 @@ enter_long:
         hlt
         jmp     2b
 
+/* The interrupt that ends a barrier's hlt. */
+        .code64
+        .globl  wake_interrupt
+wake_interrupt:
+        pushq   %rax
+        movl    $LAPIC + 0xb0, %eax
+        movl    $0, (%rax)              /* end of interrupt */
+        popq    %rax
+        iretq
+
 /* Copied to AP_ADDR; runs in real mode with CS = AP_ADDR / 16. */
         .code16
 ap_start:

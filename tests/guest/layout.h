@@ -12,6 +12,7 @@
 #define AP_ADDR     0x8000
 #define SMI_ADDR    0x38000
 #define LOAD_ADDR   0x100000
+#define LAPIC       0xfee00000
 #define STACK_SIZE  4096
 #define MAX_CPUS    64
 

@@ -2,7 +2,6 @@
 /* Processors: start them, let them meet, raise an SMI; and the TSC's rate. */
 #include "touch.h"
 
-#define LAPIC           0xfee00000
 #define LAPIC_ID        0x20
 #define LAPIC_SVR       0xf0
 #define LAPIC_ICR_LOW   0x300
@@ -11,7 +10,17 @@
 #define ICR_INIT_OTHERS 0x000c4500
 #define ICR_SIPI_OTHERS 0x000c4600
 
+#define ICR_WAKE_OTHERS (0x000c4000 | WAKE_VECTOR)
+#define EXCEPTIONS      32
+#define WAKE_VECTOR     32
+
 extern volatile uint32_t smi_target;
+extern const char wake_interrupt[];
+
+static struct gate {
+    uint16_t offset_low, selector, flags, offset_mid;
+    uint32_t offset_high, reserved;
+} idt[WAKE_VECTOR + 1];
 
 static uint64_t tsc_khz;
 
@@ -23,6 +32,30 @@ static uint32_t lapic_read(uint32_t reg)
 static void lapic_write(uint32_t reg, uint32_t value)
 {
     *(volatile uint32_t *)(uintptr_t)(LAPIC + reg) = value;
+}
+
+static void exception(void)
+{
+    die("exception in the guest");
+}
+
+/* Called by every processor. Interrupts are off outside of barrier(). */
+void set_up_interrupts(void)
+{
+    struct { uint16_t limit; uint64_t base; } __attribute__((packed)) ptr = {
+        sizeof(idt) - 1, (uintptr_t)idt,
+    };
+
+    for (int i = 0; i <= WAKE_VECTOR; i++) {
+        uintptr_t handler = i < EXCEPTIONS ? (uintptr_t)exception
+                                           : (uintptr_t)wake_interrupt;
+        idt[i] = (struct gate) {
+            .offset_low = handler, .offset_mid = handler >> 16,
+            .selector = 8, .flags = 0x8e00,     /* interrupt gate */
+        };
+    }
+    asm volatile("lidt %0" : : "m"(ptr));
+    lapic_write(LAPIC_SVR, 0x1ff);              /* on */
 }
 
 /*
@@ -67,7 +100,6 @@ void start_cpus(void)
     uint64_t start;
 
     __atomic_store_n(&cpus_started, 1, __ATOMIC_SEQ_CST);
-    lapic_write(LAPIC_SVR, 0x1ff);
     if (par.cpus == 1) {
         return;
     }
@@ -85,7 +117,10 @@ void start_cpus(void)
     }
 }
 
-/* Returns when all processors have called it. */
+/*
+ * Returns when all processors have called it. They wait in hlt: in the lab
+ * there are fewer real processors, and who spins delays those that work.
+ */
 void barrier(void)
 {
     static uint32_t arrived, generation;
@@ -94,10 +129,11 @@ void barrier(void)
     if (__atomic_add_fetch(&arrived, 1, __ATOMIC_SEQ_CST) == par.cpus) {
         __atomic_store_n(&arrived, 0, __ATOMIC_SEQ_CST);
         __atomic_store_n(&generation, mine + 1, __ATOMIC_SEQ_CST);
+        lapic_write(LAPIC_ICR_LOW, ICR_WAKE_OTHERS);
         return;
     }
     while (__atomic_load_n(&generation, __ATOMIC_SEQ_CST) == mine) {
-        pause();
+        asm volatile("sti; hlt; cli" : : : "memory");
     }
 }
 

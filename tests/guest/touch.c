@@ -135,6 +135,7 @@ static void report(void)
 /* Every processor comes here, numbered from 0. */
 _Noreturn void cpu_main(uint32_t cpu)
 {
+    set_up_interrupts();
     if (cpu == 0) {
         uint64_t khz = measure_tsc_khz();
 
@@ -156,6 +157,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     if (cpu == 0) {
         print("{\"event\": \"ready\"}\n");
     }
+    barrier();
 
     load(cpu);
     if (cpu == 0) {

@@ -63,6 +63,7 @@ extern const char *const pattern_names[PATTERNS];
 
 /* smp.c: processors and clocks */
 extern uint32_t cpus_started;
+void set_up_interrupts(void);
 void start_cpus(void);
 void barrier(void);
 void smi_increment(volatile uint64_t *word);

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The guest payload for tests and the demo: QEMU's command line, and the guest's report.
+
+The guest fills memory, then touches it without end. After a migration it knows by the debug
+console's readback value that it is on the destination; there it times one touch of each page
+(pass 1), once more with all memory present (pass 2), checks every word, and reports on the
+debug console. tests/guest/memory.c tells what a page holds, touch.c in which order it goes.
+"""
+import json
+from array import array
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAYLOAD = "build/guest/touch.bin"  # of the checkout, and of /lab in the lab
+
+READBACK = {"source": 0xE9, "destination": 0xD5}
+# The last sample means "this much or more".
+SATURATED = 0xFFFFFFFF
+
+
+def arguments(side, log, cpus=4, memory_mb=128, machine="pc", payload=ROOT / PAYLOAD, **parameters):
+    """QEMU's arguments, without accelerator and monitor.
+
+    side: "source" or "destination"; log: file for the guest's report. Parameters, of which
+    both sides must have the same:
+      pattern  disjoint: each processor has its part of memory; shared: all processors touch
+               all pages, together; samehuge: they touch different pages of the same 2 MiB;
+               zerowrite: disjoint, and read before they write (use with zero=100);
+               smm: disjoint, and processor 0 touches by an SMI handler
+      mem      MiB under test (all that is free)
+      zero     per cent of pages that hold zeros until the guest has moved (12)
+      seed     of contents and order (0)
+      passes   touch each page so often, then check, moved or not (0: until moved)
+    """
+    text = " ".join(f"{key}={value}" for key, value in parameters.items())
+    return [
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", machine, "-smp", str(cpus), "-m", str(memory_mb), "-bios", str(payload)),
+        *("-fw_cfg", f"name=opt/touch,string={text}") * bool(text),
+        *("-chardev", f"file,id=report,path={log}"),
+        *("-device", f"isa-debugcon,iobase=0xe9,readback={READBACK[side]:#x},chardev=report"),
+    ]
+
+
+class Report:
+    """What a guest has said so far on one side."""
+
+    def __init__(self, text):
+        lines = text.split("\n")[:-1]  # the last one is not complete
+        self.events = [json.loads(line) for line in lines]
+
+    def all(self, event):
+        return [e for e in self.events if e["event"] == event]
+
+    def first(self, event):
+        return next(iter(self.all(event)), None)
+
+    @property
+    def error(self):
+        """Why the guest gave up, if it did."""
+        event = self.first("error")
+        return event and event["message"]
+
+    @property
+    def intact(self):
+        """The guest has checked its memory, and all was as it must be."""
+        end = self.first("end")
+        return bool(end) and end["bad_pages"] == 0 and end["bad_regions"] == 0
+
+    def sample_span(self):
+        """(address, bytes) of guest memory that latencies() needs."""
+        samples = self.all("samples")
+        start = min(s["pass1_address"] for s in samples)
+        end = max(s["pass2_address"] + 4 * s["count"] for s in samples)
+        return start, end - start
+
+    def latencies_us(self, data, tsc_khz):
+        """(pass 1, pass 2): microseconds of each touch, by processor, in order of time.
+
+        data: the memory of sample_span(). tsc_khz is in the source's event "boot".
+        """
+        start, _ = self.sample_span()
+        passes = []
+        for key in ("pass1_address", "pass2_address"):
+            cpus = []
+            for s in self.all("samples"):
+                at = s[key] - start
+                ticks = array("I", data[at:at + 4 * s["count"]])
+                cpus.append([t * 1000 / tsc_khz for t in ticks])
+            passes.append(cpus)
+        return passes
