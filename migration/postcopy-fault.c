@@ -14,6 +14,7 @@
 #include "qapi/error.h"
 #include "qapi/qapi-types-migration.h"
 #include "qemu/error-report.h"
+#include "qemu/lockable.h"
 #include "qemu/madvise.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
@@ -247,6 +248,13 @@ static void ask_again(RAMBlock *rb, ram_addr_t start, void *opaque)
 
 void postcopy_fault_ask_again(MigrationIncomingState *mis)
 {
+    /*
+     * In this order: who has found requests held has an entry by now, and who
+     * has not sends by itself.
+     */
+    WITH_QEMU_LOCK_GUARD(&mis->rp_mutex) {
+        mis->hold_requests = false;
+    }
     postcopy_requests_foreach(mis->page_requests, ask_again, mis);
 }
 

@@ -36,7 +36,10 @@ void postcopy_fault_stop(MigrationIncomingState *mis);
 int postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
                         ram_addr_t start);
 
-/* Ask again, after recovery, for all that is outstanding */
+/*
+ * The source has resumed: let requests pass again, and ask again for all that
+ * is outstanding
+ */
 void postcopy_fault_ask_again(MigrationIncomingState *mis);
 
 /* Fill in the counts of faults, if there was a postcopy */
