@@ -1,11 +1,46 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-.PHONY: all build stock help
-all: build
+.DEFAULT_GOAL := build
+.PHONY: all build stock guest kernel check-quick check check-slow demo lab-shell branch help
 
+# What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
+FORK = qemu-system-x86_64 tests/qtest/migration-test \
+	tests/qtest/postcopy-fault-exits-test tests/unit/test-postcopy-request
+PYTEST = build/venv/bin/python -m pytest -rs --durations=10
+
+all: build
 build:           ## build the fork: build/fork/qemu-system-x86_64
 	@scripts/setup fork
-	@scripts/ninja build/fork
+	@scripts/ninja build/fork $(FORK)
 
-stock:           ## build the same QEMU without our series: build/stock
+stock: build     ## build the same QEMU without our series: build/stock/qemu-system-x86_64
 	@scripts/setup stock
-	@scripts/ninja build/stock.d/fork
+	@scripts/ninja build/stock.d/fork qemu-system-x86_64
+
+guest: build     ## build the guest payload: build/guest
+	@$(MAKE) -s -C tests/guest O=$(CURDIR)/build/guest
+
+kernel:          ## build the lab's Linux, once for all clones
+	@scripts/deps lab kernel
+	@tests/lab/kernel/build >/dev/null
+
+check-quick: build ## under two minutes: style, series, unit tests
+	@$(PYTEST) tests/quick
+
+check: stock guest kernel ## check-quick, QEMU's migration qtests on TCG, the tests in the lab
+	@$(PYTEST) -m 'not slow' tests
+
+check-slow: stock guest kernel ## all tests there are
+	@$(PYTEST) tests
+
+demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then off
+	@build/venv/bin/python tests/demo/demo.py
+
+lab-shell: guest kernel ## a shell in the lab's first-level machine
+	@tests/lab/lab shell
+
+branch:          ## the series as a git branch, one commit per theme: build/branch
+	@scripts/setup fork
+	@scripts/series branch
+
+help:            ## this text
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 16

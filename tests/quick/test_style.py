@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The series applies, its themes can be dropped, and QEMU's style is kept."""
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command):
+    done = subprocess.run([str(word) for word in command], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def overlay():
+    names = run("scripts/overlay", "list").split()
+    return [name for name in names if name.endswith((".c", ".h"))]
+
+
+def test_series():
+    assert "patches in" in run("scripts/series", "check")
+
+
+@pytest.mark.parametrize("name", overlay())
+def test_source(name):
+    run("build/src/scripts/checkpatch.pl", "--no-tree", "--terse", "-q", "-f", name)
+
+
+@pytest.mark.parametrize("patch", sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*/*.patch")))
+def test_patch(patch):
+    run("build/src/scripts/checkpatch.pl", "--no-tree", "--terse", "-q", patch)
