@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""QEMU's own migration qtests, unchanged, and ours, with the fork on this machine.
+
+The default set runs on TCG in make check; the slow set on TCG and on /dev/kvm in
+make check-slow. The machine type is pc, since SeaBIOS 1.16 needs half a minute to boot
+from the AHCI of q35, for which the tests' guests wait.
+"""
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FORK = ROOT / "build/fork"
+KVM = FORK / "qemu-system-x86_64"
+TCG = Path(__file__).parent / "tcg-system-x86_64"
+
+
+def qtest(name, *args, qemu=TCG, timeout=900):
+    env = os.environ | {"QTEST_QEMU_BINARY": str(qemu), "QTEST_QEMU_MACHINE_TYPE": "pc",
+                        "PYTHON": str(ROOT / "build/venv/bin/python")}
+    try:
+        done = subprocess.run([f"tests/qtest/{name}", *args], cwd=FORK, env=env, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout)
+    except subprocess.TimeoutExpired as e:
+        pytest.fail(f"{name} {' '.join(args)} did not end in {timeout} s:\n{(e.stdout or b'').decode()}")
+    return done
+
+
+def names(*mode):
+    """The tests of a set; none while nothing is built, for pytest to collect."""
+    if not (FORK / "tests/qtest/migration-test").exists():
+        return []
+    return re.findall("^/.*", qtest("migration-test", *mode, "-l").stdout, re.M)
+
+
+def run(test, *mode, qemu=TCG):
+    done = qtest("migration-test", *mode, "-p", test, qemu=qemu)
+    lines = re.findall(r"^(?:not )?ok \d+ .*", done.stdout, re.M)
+    skip = [line for line in lines if "# SKIP" in line]
+    if done.returncode == 0 and skip:
+        pytest.skip(skip[0])
+    assert done.returncode == 0 and lines, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("test", names())
+def test_tcg(test):
+    run(test)
+
+
+def test_fault_exits():
+    done = qtest("postcopy-fault-exits-test")
+    assert done.returncode == 0, done.stdout
+    assert len(re.findall(r"^ok \d+ ", done.stdout, re.M)) == 3, done.stdout
+    assert "# SKIP" not in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", names("--full", "-m", "slow"))
+def test_slow_tcg(test):
+    run(test, "--full", "-m", "slow")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", names("--full", "-m", "slow"))
+def test_slow_kvm(test):
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        pytest.skip("this machine has no /dev/kvm; the lab runs the post-copy tests on KVM")
+    run(test, "--full", "-m", "slow", qemu=KVM)
