@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FORK = ROOT / "build/fork"
 KVM = FORK / "qemu-system-x86_64"
 TCG = Path(__file__).parent / "tcg-system-x86_64"
+# Without --full, "-m slow" runs no test more.
+SLOW = "--full", "-m", "slow"
 
 
 def qtest(name, *args, qemu=TCG, timeout=900):
