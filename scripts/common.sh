@@ -34,3 +34,18 @@ lock() {
         flock 9
     }
 }
+
+# The Debian mirror of this machine's apt sources. The main archive has a code name without
+# '-' (the others: bookworm-updates, bookworm-security). Before the first apt-get update only
+# the suite's name is known.
+debian_mirror() {
+    # shellcheck disable=SC2016
+    m=$(apt-get indextargets --format '$(ORIGIN)|$(CODENAME)|$(RELEASE)|$(REPO_URI)' 2>/dev/null |
+        awk -F'|' '
+            $1 == "Debian" && $2 !~ /-/ { print $4; found = 1; exit }
+            $1 !~ /^[A-Za-z]/ && $3 ~ /^(bookworm|trixie|forky|sid|oldstable|stable|testing|unstable)$/ &&
+                late == "" { late = $4 }
+            END { if (!found) print late }')
+    [ -n "$m" ] || die "this machine's apt sources name no Debian main archive: add one (deb URI bookworm main), then apt-get update"
+    echo "$m"
+}
