@@ -3,8 +3,8 @@
 
 The guest fills memory, then touches it without end. After a migration it knows by the debug
 console's readback value that it is on the destination; there it times one touch of each page
-(pass 1), once more with all memory present (pass 2), checks every word, and reports on the
-debug console. tests/guest/memory.c tells what a page holds, touch.c in which order it goes.
+(pass 1), once more with all memory present but not mapped by KVM (pass 2: a fault that has to
+wait for nobody), checks every word, and reports on the debug console. tests/guest/memory.c tells what a page holds, touch.c in which order it goes.
 """
 import json
 from array import array
@@ -14,8 +14,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAYLOAD = "build/guest/touch.bin"  # of the checkout, and of /lab in the lab
 
 READBACK = {"source": 0xE9, "destination": 0xD5}
-# The last sample means "this much or more".
-SATURATED = 0xFFFFFFFF
 
 
 def arguments(side, log, cpus=4, memory_mb=128, machine="pc", payload=ROOT / PAYLOAD, **parameters):

@@ -86,6 +86,34 @@ uint64_t measure_tsc_khz(void)
     return tsc_khz;
 }
 
+/*
+ * Makes KVM forget its mappings of guest memory. It does so when a memory slot
+ * goes, and slots come and go when the chipset is told to read the BIOS
+ * segment (0xf0000) from RAM and then from the ROM again.
+ */
+void drop_mappings(void)
+{
+    const uint32_t bridge = 0x80000000;     /* PCI 00:00.0 */
+    uint32_t reg = 0;                       /* of the segment's attributes */
+    uint8_t old;
+
+    outl(0xcf8, bridge);
+    switch (inl(0xcfc)) {
+    case 0x12378086:                        /* pc */
+        reg = 0x59;
+        break;
+    case 0x29c08086:                        /* q35 */
+        reg = 0x90;
+        break;
+    default:
+        die("unknown chipset");
+    }
+    outl(0xcf8, bridge | (reg & ~3));
+    old = inb(0xcfc + (reg & 3));
+    outb(0xcfc + (reg & 3), old ^ 0x10);
+    outb(0xcfc + (reg & 3), old);
+}
+
 static void delay_ms(uint64_t ms)
 {
     uint64_t start = tsc();

@@ -30,6 +30,18 @@ static inline void outw(uint16_t port, uint16_t value)
     asm volatile("outw %0, %1" : : "a"(value), "Nd"(port));
 }
 
+static inline void outl(uint16_t port, uint32_t value)
+{
+    asm volatile("outl %0, %1" : : "a"(value), "Nd"(port));
+}
+
+static inline uint32_t inl(uint16_t port)
+{
+    uint32_t value;
+    asm volatile("inl %1, %0" : "=a"(value) : "Nd"(port));
+    return value;
+}
+
 static inline void pause(void)
 {
     asm volatile("pause" : : : "memory");
@@ -68,6 +80,7 @@ void start_cpus(void);
 void barrier(void);
 void smi_increment(volatile uint64_t *word);
 uint64_t measure_tsc_khz(void);
+void drop_mappings(void);
 
 /* memory.c: what each page must hold, and the check */
 extern uint64_t first_page;         /* of the memory under test */
