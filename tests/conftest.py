@@ -10,6 +10,10 @@ sys.path.insert(0, str(Path(__file__).parent / "lab"))
 from lab import Lab  # noqa: E402
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: not in make check, but in make check-slow")
+
+
 @pytest.fixture(scope="session")
 def _lab():
     machine = Lab(name=os.environ.get("PYTEST_XDIST_WORKER", "pytest"), memory_mb=3072, hugepages=256)

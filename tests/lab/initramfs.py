@@ -6,6 +6,7 @@ libraries and firmware at the paths that they have on the host.
 """
 import fcntl
 import os
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -14,8 +15,10 @@ LAB = Path(__file__).resolve().parent
 ROOT = LAB.parent.parent
 BUILD = ROOT / "build"
 
-# What QEMU's pc and q35 machines read; searched in QEMU's --firmwarepath.
-FIRMWARE_DIRS = ("/usr/share/qemu", "/usr/share/seabios", "/usr/lib/ipxe/qemu")
+FORK = BUILD / "fork"
+STOCK = BUILD / "stock"
+
+# What QEMU's pc and q35 machines read.
 FIRMWARE = (
     "bios.bin", "bios-256k.bin", "bios-microvm.bin", "kvmvapic.bin", "linuxboot_dma.bin",
     "multiboot_dma.bin", "pvh.bin", "vgabios-stdvga.bin", "efi-e1000.rom", "efi-e1000e.rom",
@@ -77,6 +80,16 @@ def _is_elf(path):
         return f.read(4) == b"\x7fELF"
 
 
+def firmware_dirs():
+    """QEMU's --firmwarepath."""
+    header = FORK / "config-host.h"
+    try:
+        line = re.search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", header.read_text(), re.M)
+    except OSError as e:
+        raise BuildError(f"{e}: run make first") from None
+    return re.findall('"(.*?)"', line[1])
+
+
 class _Cpio:
     def __init__(self, f):
         self.f = f
@@ -122,30 +135,30 @@ class _Cpio:
         self._entry("TRAILER!!!", 0)
 
 
-def _programs(fork):
+def _programs():
     """What of build/ goes in: (path below /lab, file)."""
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
     for name in ("qemu-system-x86_64", "qemu-img"):
-        yield f"build/fork/{name}", fork / name
+        yield f"build/fork/{name}", FORK / name
     for name in sorted(ours | {"migration-test"}):
-        yield f"build/fork/tests/qtest/{name}", fork / "tests" / "qtest" / name
-    yield "build/stock/qemu-system-x86_64", BUILD / "stock" / "qemu-system-x86_64"
+        yield f"build/fork/tests/qtest/{name}", FORK / "tests" / "qtest" / name
+    yield "build/stock/qemu-system-x86_64", STOCK / "qemu-system-x86_64"
     for path in sorted((BUILD / "guest").glob("*")):
         yield f"build/guest/{path.name}", path
     for source in sorted(LAB.glob("*.c")):
         yield f"build/lab/bin/{source.stem}", compiled(source)
 
 
-def build(out, fork=BUILD / "fork", extra=()):
+def build(out, extra=()):
     """Write the archive to out. extra: more files of the checkout, by their path in it."""
-    qemu = fork / "qemu-system-x86_64"
+    qemu = FORK / "qemu-system-x86_64"
     if not qemu.exists():
         raise BuildError(f"no {qemu}: run make first")
     busybox = Path("/bin/busybox")
     if not busybox.exists() or _libraries(busybox):
         raise BuildError("no static /bin/busybox: scripts/deps lab")
 
-    files = [(name, p) for name, p in _programs(fork) if p.is_file()]
+    files = [(name, p) for name, p in _programs() if p.is_file()]
     files += [(str(e), ROOT / e) for e in extra]
     out.parent.mkdir(parents=True, exist_ok=True)
     (BUILD / "lab").mkdir(exist_ok=True)
@@ -170,14 +183,15 @@ def build(out, fork=BUILD / "fork", extra=()):
             # Guest payloads may be ELF files of which QEMU needs all.
             strip = elf and not name.startswith("build/guest/")
             c.file(f"lab/{name}", _stripped(path) if strip else path)
+        dirs = firmware_dirs()
         for name in FIRMWARE:
-            for d in FIRMWARE_DIRS:
+            for d in dirs:
                 path = Path(d, name)
                 if path.exists():
                     c.file(str(path), path)
                     break
             else:
-                raise BuildError(f"no firmware {name} in {FIRMWARE_DIRS}: scripts/deps lab")
+                raise BuildError(f"no firmware {name} in {':'.join(dirs)}: scripts/deps lab")
         c.text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
         c.text("etc/group", "root:x:0:\n")
         c.text("etc/hosts", "127.0.0.1 localhost\n")

@@ -9,6 +9,8 @@ the checkout's programs are below /lab, which is the working directory of all co
 build/fork/qemu-system-x86_64, build/fork/tests/qtest/migration-test, ... See docs/lab.md.
 """
 import ctypes
+import fcntl
+import itertools
 import json
 import os
 import re
@@ -20,13 +22,15 @@ import subprocess
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import initramfs
-from initramfs import BUILD, LAB
+from initramfs import BUILD, FORK, LAB
 
 AGENT_PORT = 1
 READY = "lab: ready"
+# An emulated timer is slow to set, on a busy host even more so: have a tick instead. Page
+# tables of five levels cost time in emulation, and panic=-1 ends the machine.
+LINUX = ("console=ttyS0", "tsc=reliable", "highres=off", "no5lvl", "panic=-1")
 # What must not be in the kernel's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault")
 
@@ -139,25 +143,23 @@ class Lab:
     """L1 as a context manager; Lab(shell=True) gives the terminal to a shell in L1.
 
     name: the serial log is build/lab/NAME/serial.log. hugepages: of 2 MiB, mounted at
-    /dev/hugepages. fork: the build directory of the QEMU under test. extra: more files of
-    the checkout to have below /lab. append: words for Linux's command line.
-    allow: a regular expression of kernel warnings to accept.
+    /dev/hugepages. extra: more files of the checkout to have below /lab. append: words for
+    Linux's command line. allow: a regular expression of kernel warnings to accept.
     """
 
-    def __init__(self, name="lab", cpus=2, memory_mb=2048, hugepages=0, fork=None, extra=(),
-                 append="", allow=None, shell=False, boot_timeout=120):
-        self.dir = BUILD / "lab" / name
-        self.serial_log = self.dir / "serial.log"
+    def __init__(self, name="lab", cpus=2, memory_mb=2048, hugepages=0, extra=(), append="",
+                 allow=None, shell=False, boot_timeout=120):
+        self.name = name
         self.cpus = cpus
         self.memory_mb = memory_mb
         self.hugepages = hugepages
-        self.fork = Path(fork or os.environ.get("LAB_FORK") or BUILD / "fork")
         self.extra = extra
         self.append = append
         self.allow = re.compile(allow) if allow else None
         self.shell = shell
         self.boot_timeout = boot_timeout
         self.process = None
+        self.dir = None
         self._lock = threading.RLock()
 
     # Start and end
@@ -175,18 +177,32 @@ class Lab:
         if kind is None:
             self.check_kernel()
 
+    def _take_dir(self):
+        """build/lab/NAME, or NAME-2, ... while others of that name run."""
+        for n in itertools.count(1):
+            self.dir = BUILD / "lab" / (self.name if n == 1 else f"{self.name}-{n}")
+            self.dir.mkdir(parents=True, exist_ok=True)
+            self._dir_lock = open(self.dir / ".lock", "w")
+            try:
+                fcntl.flock(self._dir_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self._dir_lock.close()
+
     def start(self):
         self._ports = {}
         self._checked = 0  # lines of the log
-        self.dir.mkdir(parents=True, exist_ok=True)
+        if self.dir is None:
+            self._take_dir()
+        self.serial_log = self.dir / "serial.log"
         self.serial_log.unlink(missing_ok=True)
         kernel = subprocess.run([LAB / "kernel" / "build"], stdout=subprocess.PIPE, text=True)
         if kernel.returncode:
             raise LabError("the lab's kernel could not be built (see above)")
         archive = self.dir / "initramfs.cpio"
-        initramfs.build(archive, self.fork, self.extra)
+        initramfs.build(archive, self.extra)
 
-        append = ["console=ttyS0", "tsc=reliable", "no5lvl", "panic=-1", f"hugepages={self.hugepages}"]
+        append = [*LINUX, f"hugepages={self.hugepages}"]
         serial = f"file,path={self.serial_log}"
         if self.shell:
             size = os.get_terminal_size()
@@ -194,9 +210,8 @@ class Lab:
             serial = f"stdio,signal=off,logfile={self.serial_log}"
         ours, theirs = socket.socketpair()
         argv = [
-            self.fork / "qemu-system-x86_64",
+            FORK / "qemu-system-x86_64",
             *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
-            *(word for d in initramfs.FIRMWARE_DIRS for word in ("-L", d)),
             *("-name", "lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"),
             *("-smp", str(self.cpus), "-m", str(self.memory_mb)),
             *("-kernel", kernel.stdout.strip(), "-initrd", archive),
@@ -219,8 +234,11 @@ class Lab:
             self._qmp_file.readline()
             self._qmp("qmp_capabilities")
         except (OSError, LabError):
+            self.process.kill()
             self.process.wait()
-            self.died("at once: " + (self.dir / "qemu.log").read_text().strip())
+            self.died("at once")
+        if self.shell:
+            return  # one sees
         end = time.monotonic() + self.boot_timeout
         while READY not in self.log():
             if not self.alive:
@@ -239,7 +257,10 @@ class Lab:
         if self.process:
             self.process.kill()
             self.process.wait()
-        (self.dir / "initramfs.cpio").unlink(missing_ok=True)
+        if self.dir:
+            (self.dir / "initramfs.cpio").unlink(missing_ok=True)
+            self._dir_lock.close()
+            self.dir = None
 
     # Commands
 
@@ -308,7 +329,8 @@ class Lab:
         return f"the end of {self.serial_log}:\n" + "\n".join(lines)
 
     def died(self, when):
-        raise LabError(f"L1 died {when}\n{self._tail()}")
+        said = (self.dir / "qemu.log").read_text(errors="replace").strip() or "nothing"
+        raise LabError(f"L1 died {when}\nQEMU ended with {self.process.wait()} and said: {said}\n{self._tail()}")
 
     def check_kernel(self):
         """Raise KernelComplaint if L1's kernel has complained since the last call."""
