@@ -46,12 +46,15 @@ static void put_number(uint64_t value, unsigned base)
     }
 }
 
-/* Only one processor may print at a time. */
 void print(const char *format, ...)
 {
+    static bool busy;       /* protects line, and lines on the console */
     va_list args;
     const char *out = line;
 
+    while (__atomic_exchange_n(&busy, true, __ATOMIC_ACQUIRE)) {
+        pause();
+    }
     va_start(args, format);
     for (line_length = 0; *format; format++) {
         if (*format != '%') {
@@ -77,6 +80,7 @@ void print(const char *format, ...)
     va_end(args);
     asm volatile("rep outsb"
                  : "+S"(out), "+c"(line_length) : "d"(DEBUGCON) : "memory");
+    __atomic_store_n(&busy, false, __ATOMIC_RELEASE);
 }
 
 _Noreturn void die(const char *message)
