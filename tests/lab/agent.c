@@ -7,7 +7,8 @@
  * length (32 bits, big endian): the command for /bin/sh, and its standard input.
  * Back come messages of a letter, a length and that many bytes: 'O' is output
  * (standard output and error together), 'X' is the exit status in decimal, and
- * the last. If the driver closes the connection, the command's session is killed.
+ * the last. If the driver closes its side of the connection, the command's session is
+ * killed; when that has been done, the connection ends.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -125,6 +126,7 @@ static void serve(int conn)
         }
         if (fds[2].revents) {
             kill(-pid, SIGKILL);
+            waitpid(pid, NULL, 0); /* its ports and files are free when we end */
             exit(0);
         }
         if (fds[1].revents && !output(conn, out[0])) {

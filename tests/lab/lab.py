@@ -113,10 +113,12 @@ class Job:
         return not self._done.is_set()
 
     def kill(self):
-        """Kill the command's session; processes that have left it stay."""
+        """Kill the command's session, and wait for its end; processes that have left it stay."""
         self._killed = True
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.shutdown(socket.SHUT_WR)
+            if not self._done.wait(10):  # L1 hangs
+                self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
         self._done.wait()

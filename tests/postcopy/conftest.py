@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "guest"))

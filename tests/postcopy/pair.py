@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Two QEMUs in the lab, and the migration of a guest from one to the other.
+
+    with Pair(lab, pattern="shared") as pair:
+        pair.postcopy()
+        pair.finish()
+        assert pair.faults()["exits"] > 0
+
+If the body fails, all that the two QEMUs and the guest wrote is kept, and the failure tells where.
+"""
+import contextlib
+import re
+import shlex
+import shutil
+import time
+
+import guest
+from initramfs import BUILD
+from lab import CommandFailed, LabError
+from qemu.qmp import QMPError
+from qemu.qmp.legacy import QEMUMonitorProtocol
+
+FORK = "build/fork/qemu-system-x86_64"
+STOCK = "build/stock/qemu-system-x86_64"
+
+QMP_PORT = {"source": 4001, "destination": 4002}
+FIRST_MIGRATION_PORT = 4010
+MIB = 1 << 20
+
+TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enable",
+         "kvm_exit_on_missing_disable", "kvm_exit_on_missing_probe", "postcopy_fault_exit",
+         "postcopy_fault_exit_end", "postcopy_fault_ask_again", "postcopy_fault_exits_off")
+
+
+def until(condition, what, timeout=120):
+    """Wait until condition() is true, and return what it returned."""
+    end = time.monotonic() + timeout
+    while not (result := condition()):
+        assert time.monotonic() < end, f"not within {timeout} s: {what}"
+        time.sleep(0.1)
+    return result
+
+
+def listens(lab, port):
+    return not lab.run(f"netstat -ltn | grep -q ':{port} '").rc
+
+
+class Side:
+    """One QEMU in the lab, with the guest in it."""
+
+    def __init__(self, lab, name, qemu, arguments, options):
+        self.lab = lab
+        self.name = name
+        self.console = f"/tmp/{name}.console"
+        self.trace_log = f"/tmp/{name}.trace"
+        self.pidfile = f"/tmp/{name}.pid"
+        self.qmp = None
+        lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
+        argv = [
+            qemu, *("-name", f"{name},debug-threads=on", "-accel", "kvm", "-cpu", "max"),
+            *guest.arguments(name, self.console, payload=guest.PAYLOAD, **options),
+            *("-qmp", f"tcp:0.0.0.0:{QMP_PORT[name]},server=on,wait=off", "-pidfile", self.pidfile),
+            *arguments,
+        ]
+        if qemu == FORK:
+            argv += [word for event in TRACE for word in ("-trace", event)] + ["-D", self.trace_log]
+        self.job = lab.job("exec " + shlex.join(argv))
+
+    def connect(self):
+        port = QMP_PORT[self.name]
+        # L1's QEMU accepts connections before the one in L1 does.
+        until(lambda: not self.job.running or listens(self.lab, port), f"QMP of the {self.name}")
+        self.check()
+        self.qmp = QEMUMonitorProtocol(("127.0.0.1", self.lab.host_port(port)))
+        self.qmp.connect()
+        self.qmp.settimeout(60)
+
+    def check(self):
+        assert self.job.running, f"QEMU of the {self.name} has ended:\n{self.job.output}"
+
+    def cmd(self, name, **arguments):
+        return self.qmp.cmd(name, **{k.replace("_", "-"): v for k, v in arguments.items()})
+
+    def hmp(self, line):
+        return self.cmd("human-monitor-command", command_line=line)
+
+    def status(self):
+        return self.cmd("query-migrate").get("status")
+
+    def wait_status(self, *wanted):
+        def reached():
+            self.check()
+            info = self.cmd("query-migrate")
+            status = info.get("status")
+            assert status in wanted or status not in ("failed", "cancelled", "postcopy-paused"), \
+                f"migration {status} on the {self.name}: {info}"
+            return status in wanted and status
+        return until(reached, f"migration {' or '.join(wanted)} on the {self.name}")
+
+    def report(self):
+        report = guest.Report(self.lab.run(f"cat {self.console}").output)
+        assert not report.error, f"the guest gave up on the {self.name}: {report.error}"
+        return report
+
+    def wait_event(self, event):
+        def come():
+            self.check()
+            return self.report().first(event)
+        return until(come, f"the guest's event '{event}' on the {self.name}")
+
+    def trace(self):
+        """The events of the trace in their order: (name, text)."""
+        log = self.lab.run(f"cat {self.trace_log}").output
+        return re.findall(rf"\b({'|'.join(TRACE)}) (.*)", log)
+
+    def signal(self, name):
+        self.lab.run(f"kill -{name} $(cat {self.pidfile})", check=True)
+
+    def end(self):
+        if self.qmp:
+            with contextlib.suppress(QMPError, EOFError, TimeoutError):
+                self.qmp.close()
+        self.job.kill()
+
+
+class Pair:
+    """exits: postcopy-fault-exits of the destination; backend: of memory, for -object;
+    capabilities: beside postcopy-ram; other options: as for guest.arguments()."""
+
+    def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine="pc", memory_mb=32,
+                 backend=None, capabilities=("postcopy-preempt",), **options):
+        self.lab = lab
+        self.exits = exits
+        self.capabilities = ("postcopy-ram", *capabilities)
+        self.ports = iter(range(FIRST_MIGRATION_PORT, FIRST_MIGRATION_PORT + 100))
+        arguments = []
+        if backend:
+            arguments = ["-object", f"{backend},id=ram,size={memory_mb}M"]
+            machine += ",memory-backend=ram"
+        options |= {"machine": machine, "memory_mb": memory_mb}
+        self._sides = [("source", source, arguments, options),
+                       ("destination", destination, [*arguments, "-incoming", "defer"], options)]
+        self.sides = []
+        self.proxy = None
+
+    def __enter__(self):
+        try:
+            for side in self._sides:
+                self.sides.append(Side(self.lab, *side))
+            self.source, self.destination = self.sides
+            for side in self.sides:
+                side.connect()
+                side.cmd("migrate-set-capabilities",
+                         capabilities=[{"capability": c, "state": True} for c in self.capabilities])
+            if self.exits:
+                self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
+        except BaseException as e:
+            self.__exit__(type(e), e, None)
+            raise
+        return self
+
+    def __exit__(self, kind, error, _):
+        for side in self.sides:
+            side.end()
+        self.cut()
+        if error:
+            error.add_note(self.keep_logs())
+
+    def keep_logs(self):
+        to = BUILD / "lab" / "postcopy" / self.lab.name
+        shutil.rmtree(to, ignore_errors=True)
+        to.mkdir(parents=True)
+        for side in self.sides:
+            (to / f"{side.name}.output").write_text(f"$ {side.job.cmd}\n{side.job.output}")
+            for path in side.console, side.trace_log:
+                with contextlib.suppress(CommandFailed, LabError, OSError):
+                    (to / path.rsplit("/", 1)[1]).write_bytes(self.lab.read_file(path))
+        return f"logs of this test's QEMUs and guest: {to}; of L1's kernel: {self.lab.serial_log}"
+
+    # Migration
+
+    def listen(self):
+        """Let the destination listen; returns the URI for the source."""
+        uri = f"tcp:127.0.0.1:{next(self.ports)}"
+        self.destination.cmd("migrate-incoming", uri=uri)
+        return uri
+
+    def recover(self):
+        """Go on with a migration that is paused on both sides."""
+        uri = f"tcp:127.0.0.1:{next(self.ports)}"
+        self.destination.cmd("migrate-recover", uri=uri)
+        self.source.cmd("migrate", uri=uri, resume=True)
+
+    def through_proxy(self, uri):
+        """Put a process between the two that cut() ends; returns the URI for the source."""
+        port = next(self.ports)
+        self.proxy = self.lab.job(f"nc -ll -p {port} -e nc 127.0.0.1 {uri.rsplit(':', 1)[1]}")
+        until(lambda: listens(self.lab, port), "the proxy")
+        return f"tcp:127.0.0.1:{port}"
+
+    def cut(self):
+        """End the proxy and all its connections."""
+        if self.proxy:
+            self.proxy.kill()
+            self.proxy = None
+
+    def start(self, uri=None, bandwidth=64 << 10):
+        """Start pre-copy; by default so slow that nearly all memory is left for post-copy."""
+        uri = uri or self.listen()
+        self.source.wait_event("ready")
+        self.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth, downtime_limit=1)
+        self.source.cmd("migrate", uri=uri)
+        self.source.wait_status("active")
+
+    def postcopy(self, uri=None, bandwidth=MIB, precopy_bandwidth=64 << 10):
+        """Migrate to the point where the guest runs on the destination.
+
+        bandwidth: of pages that come without being asked for.
+        """
+        self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
+        self.start(uri, precopy_bandwidth)
+        self.source.cmd("migrate-start-postcopy")
+        self.source.wait_status("postcopy-active", "completed")
+
+    def finish(self):
+        """Wait for the end of the migration, and for the guest's check of its memory."""
+        for side in self.sides:
+            side.wait_status("completed")
+        self.destination.wait_event("end")
+        report = self.destination.report()
+        assert report.intact, f"memory is damaged: {report.all('bad')}, {report.all('end')}"
+        self.destination.check()
+
+    def faults(self):
+        return self.destination.cmd("query-migrate").get("postcopy-faults")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
+import re
+
+import pytest
+
+from pair import MIB, Pair
+
+EXITS = ("on", "off")
+# Pages of the firmware's memory. Its memslots are read-only and do not exit.
+ROM_PAGES = 16
+HUGETLB = {
+    "file": "memory-backend-file,mem-path=/dev/hugepages,share=on",
+    "memfd": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+}
+
+
+def migrate(lab, exits, at_least=500, bandwidth=MIB, precopy=64 << 10, **options):
+    """Migrate a guest of 4 vCPUs; the counts of its faults, and the destination's trace."""
+    with Pair(lab, exits=exits, **({"mem": 8} | options)) as pair:
+        pair.postcopy(bandwidth=bandwidth, precopy_bandwidth=precopy)
+        pair.finish()
+        faults = pair.faults()
+        print(faults)
+        if exits == "on":
+            assert faults["exits"] > at_least
+            assert faults["uffd"] <= ROM_PAGES
+        else:
+            assert faults["exits"] == faults["populated"] == 0 and faults["uffd"] > at_least
+        assert faults["requests"] <= faults["exits"] + faults["uffd"]
+        return faults, pair.destination.trace()
+
+
+def assert_shared(faults):
+    """Up to four vCPUs miss a page; it is asked for once. Nobody shares the pages of the ROM."""
+    assert faults["requests"] - faults["uffd"] < 0.7 * faults["exits"]
+
+
+@pytest.mark.parametrize("exits", EXITS)
+def test_different_pages(lab, exits):
+    migrate(lab, exits, pattern="disjoint")
+
+
+@pytest.mark.parametrize("exits", EXITS)
+def test_same_page(lab, exits):
+    faults, _ = migrate(lab, exits, pattern="shared")
+    if exits == "on":
+        assert_shared(faults)
+
+
+@pytest.mark.parametrize("backend", HUGETLB)
+@pytest.mark.parametrize("exits", EXITS)
+def test_same_huge_page(lab, exits, backend):
+    faults, _ = migrate(lab, exits, at_least=10, pattern="samehuge", memory_mb=64, mem=48,
+                        bandwidth=16 * MIB, precopy=64 * MIB, backend=HUGETLB[backend])
+    # The host's page is asked for, of which there are 32.
+    assert faults["requests"] <= 32 + ROM_PAGES
+    if exits == "on":
+        assert_shared(faults)
+
+
+@pytest.mark.parametrize("exits", EXITS)
+def test_write_to_a_zero_page(lab, exits):
+    # Zero pages are placed read-only, which KVM cannot use for a write, nor for a read.
+    # They cost little to send: all but a few have come before they are touched.
+    faults, _ = migrate(lab, exits, at_least=-1, pattern="zerowrite", zero=100)
+    assert faults["populated"] > 500 if exits == "on" else faults["populated"] == 0
+
+
+def test_smm(lab):
+    _, trace = migrate(lab, "on", at_least=300, pattern="smm", machine="q35,smm=on")
+    missed = [re.search("cpu_index (.*), as_id (.*), gpa", text).groups()
+              for name, text in trace if name == "kvm_exit_on_missing"]
+    # Only vCPU 0 touches memory by its SMI handler.
+    assert {cpu for cpu, as_id in missed if as_id == "1"} == {"0"}
+    assert sum(as_id == "1" for _, as_id in missed) > 50
+    assert {cpu for cpu, as_id in missed if as_id == "0"} >= {"1", "2", "3"}
