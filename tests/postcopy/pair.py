@@ -17,7 +17,7 @@ import time
 import guest
 from initramfs import BUILD
 from lab import CommandFailed, LabError
-from qemu.qmp import QMPError
+from qemu.qmp import QMPError, StateError
 from qemu.qmp.legacy import QEMUMonitorProtocol
 
 FORK = "build/fork/qemu-system-x86_64"
@@ -32,7 +32,7 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "postcopy_fault_exit_end", "postcopy_fault_ask_again", "postcopy_fault_exits_off")
 
 
-def until(condition, what, timeout=120):
+def until(condition, what, timeout=60):
     """Wait until condition() is true, and return what it returned."""
     end = time.monotonic() + timeout
     while not (result := condition()):
@@ -76,10 +76,17 @@ class Side:
         self.qmp.settimeout(60)
 
     def check(self):
-        assert self.job.running, f"QEMU of the {self.name} has ended:\n{self.job.output}"
+        if not self.job.running:
+            result = self.job.wait()
+            raise AssertionError(f"QEMU of the {self.name} has ended, status {result.rc}:\n{result.output}")
 
     def cmd(self, name, **arguments):
-        return self.qmp.cmd(name, **{k.replace("_", "-"): v for k, v in arguments.items()})
+        try:
+            return self.qmp.cmd(name, **{k.replace("_", "-"): v for k, v in arguments.items()})
+        except StateError:
+            self.check()
+            self.qmp.close()  # raises what ended the connection
+            raise
 
     def hmp(self, line):
         return self.cmd("human-monitor-command", command_line=line)
@@ -125,13 +132,14 @@ class Side:
 
 class Pair:
     """exits: postcopy-fault-exits of the destination; backend: of memory, for -object;
-    capabilities: beside postcopy-ram; other options: as for guest.arguments()."""
+    capabilities: beside postcopy-ram, or None for pre-copy alone; destination_options: more words
+    of its command line; other options: as for guest.arguments()."""
 
     def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine="pc", memory_mb=32,
-                 backend=None, capabilities=("postcopy-preempt",), **options):
+                 backend=None, capabilities=("postcopy-preempt",), destination_options=(), **options):
         self.lab = lab
         self.exits = exits
-        self.capabilities = ("postcopy-ram", *capabilities)
+        self.capabilities = () if capabilities is None else ("postcopy-ram", *capabilities)
         self.ports = iter(range(FIRST_MIGRATION_PORT, FIRST_MIGRATION_PORT + 100))
         arguments = []
         if backend:
@@ -139,7 +147,8 @@ class Pair:
             machine += ",memory-backend=ram"
         options |= {"machine": machine, "memory_mb": memory_mb}
         self._sides = [("source", source, arguments, options),
-                       ("destination", destination, [*arguments, "-incoming", "defer"], options)]
+                       ("destination", destination,
+                        [*arguments, *destination_options, "-incoming", "defer"], options)]
         self.sides = []
         self.proxy = None
 
@@ -185,24 +194,43 @@ class Pair:
         self.destination.cmd("migrate-incoming", uri=uri)
         return uri
 
+    def wait_paused(self):
+        for side in self.sides:
+            side.wait_status("postcopy-paused")
+
     def recover(self):
         """Go on with a migration that is paused on both sides."""
         uri = f"tcp:127.0.0.1:{next(self.ports)}"
         self.destination.cmd("migrate-recover", uri=uri)
         self.source.cmd("migrate", uri=uri, resume=True)
+        until(lambda: all(side.status() in ("postcopy-active", "completed") for side in self.sides),
+              "recovery")
 
     def through_proxy(self, uri):
-        """Put a process between the two that cut() ends; returns the URI for the source."""
+        """Put processes between the two that cut() ends; returns the URI for the source."""
         port = next(self.ports)
-        self.proxy = self.lab.job(f"nc -ll -p {port} -e nc 127.0.0.1 {uri.rsplit(':', 1)[1]}")
+        self.proxy = self.lab.job(f"echo $$; exec nc -ll -p {port} "
+                                  f"-e nc 127.0.0.1 {uri.rsplit(':', 1)[1]}")
         until(lambda: listens(self.lab, port), "the proxy")
         return f"tcp:127.0.0.1:{port}"
+
+    def black_hole(self):
+        """Let the proxy pass nothing on, and keep the connections."""
+        self.lab.run(f"kill -STOP -{int(self.proxy.output)}", check=True)
 
     def cut(self):
         """End the proxy and all its connections."""
         if self.proxy:
             self.proxy.kill()
             self.proxy = None
+
+    def until_all_wait(self):
+        """Wait until each vCPU of the destination has missed a page that does not come."""
+        def stuck():
+            before = self.faults()
+            time.sleep(0.5)
+            return self.faults() == before and before
+        return until(stuck, "the vCPUs still run")
 
     def start(self, uri=None, bandwidth=64 << 10):
         """Start pre-copy; by default so slow that nearly all memory is left for post-copy."""
@@ -211,6 +239,11 @@ class Pair:
         self.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth, downtime_limit=1)
         self.source.cmd("migrate", uri=uri)
         self.source.wait_status("active")
+
+    def precopy(self):
+        """Migrate by pre-copy alone."""
+        self.start(bandwidth=64 * MIB)
+        self.source.cmd("migrate-set-parameters", downtime_limit=1000)
 
     def postcopy(self, uri=None, bandwidth=MIB, precopy_bandwidth=64 << 10):
         """Migrate to the point where the guest runs on the destination.

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""postcopy-fault-exits on a kernel that has the feature, and on one that has not."""
+import pytest
+from qemu.qmp import ExecuteError
+
+from pair import FORK, Pair
+
+SWITCH = "/sys/module/kvm/parameters/exit_on_missing"
+MISSING = "postcopy-fault-exits=on: the host kernel does not have KVM_MEM_EXIT_ON_MISSING"
+REMEDY = "Set postcopy-fault-exits to 'auto' or 'off', or run on a host kernel that has the feature."
+
+
+@pytest.fixture
+def old_kernel(lab):
+    """As far as QEMU can see: a kernel in which 236 is KVM_CAP_PRE_FAULT_MEMORY, and nothing is
+    exit-on-missing. tests/lab/kvm-exit-on-missing.c --hidden says so of it."""
+    lab.run(f"echo N >{SWITCH}", check=True)
+    yield lab
+    lab.run(f"echo Y >{SWITCH}", check=True)
+
+
+def served_by_uffd_alone(pair):
+    pair.finish()
+    faults = pair.faults()
+    assert faults["exits"] == faults["populated"] == 0 and faults["uffd"] > 300, faults
+
+
+def test_auto_is_on_where_the_kernel_has_it(lab):
+    with Pair(lab, mem=8) as pair:
+        pair.postcopy()
+        pair.finish()
+        assert pair.faults()["exits"] > 300
+        assert "postcopy-fault-exits: auto" in pair.destination.hmp("info migrate_parameters")
+
+
+def test_auto_is_off_where_the_kernel_has_it_not(old_kernel):
+    with Pair(old_kernel, mem=8) as pair:
+        pair.postcopy()
+        served_by_uffd_alone(pair)
+        assert ("postcopy_fault_exits_off", "the host kernel does not have KVM_MEM_EXIT_ON_MISSING") \
+            in pair.destination.trace()
+
+
+def test_on_is_refused_at_migrate_incoming(old_kernel):
+    with Pair(old_kernel, exits="on", mem=8) as pair:
+        with pytest.raises(ExecuteError, match=MISSING):
+            pair.listen()
+        # The destination takes another answer, and nothing has happened to the source.
+        assert pair.destination.hmp("migrate_set_parameter postcopy-fault-exits auto") == ""
+        pair.postcopy()
+        served_by_uffd_alone(pair)
+
+
+def test_on_is_refused_on_the_command_line(old_kernel):
+    result = old_kernel.run(f"{FORK} -accel kvm -nodefaults -display none "
+                            "-global migration.postcopy-fault-exits=on "
+                            "-global migration.x-postcopy-ram=on -incoming tcp:127.0.0.1:4900")
+    assert result.rc == 1
+    assert MISSING in result.output and REMEDY in result.output
+
+
+def test_on_is_refused_when_postcopy_is_announced(old_kernel):
+    """What is set after migrate-incoming is seen when the source announces post-copy."""
+    with Pair(old_kernel, mem=8) as pair:
+        uri = pair.listen()
+        pair.destination.cmd("migrate-set-parameters", postcopy_fault_exits="on")
+        pair.source.wait_event("ready")
+        pair.source.cmd("migrate", uri=uri)
+        pair.source.wait_status("failed")
+        assert MISSING in pair.destination.job.wait(20).output
+        # The guest lives on, on the source.
+        assert pair.source.cmd("query-status")["status"] == "running"
+
+
+def test_on_the_command_line(lab):
+    with Pair(lab, mem=8, destination_options=("-global", "migration.postcopy-fault-exits=off")) as pair:
+        pair.postcopy()
+        served_by_uffd_alone(pair)
