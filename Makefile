@@ -6,6 +6,8 @@
 FORK = qemu-system-x86_64 tests/qtest/migration-test \
 	tests/qtest/postcopy-fault-exits-test tests/unit/test-postcopy-request
 PYTEST = build/venv/bin/python -m pytest -rs --durations=10
+# Two at a time, each with a first-level machine of its own.
+PYTEST_2 = $(PYTEST) -n 2
 
 all: build
 build:           ## build the fork: build/fork/qemu-system-x86_64
@@ -27,10 +29,10 @@ check-quick: build ## under two minutes: style, series, unit tests
 	@$(PYTEST) tests/quick
 
 check: stock guest kernel ## check-quick, QEMU's migration qtests on TCG, the tests in the lab
-	@$(PYTEST) -m 'not slow' tests
+	@$(PYTEST_2) -m 'not slow' tests
 
 check-slow: stock guest kernel ## all tests there are
-	@$(PYTEST) tests
+	@$(PYTEST_2) tests
 
 demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then off
 	@build/venv/bin/python tests/demo/demo.py
