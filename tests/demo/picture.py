@@ -26,7 +26,7 @@ def draw(results, passes, path):
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 0.95, 1])
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    axes.legend(loc="center left", bbox_to_anchor=(0.02, 0.6))
     axes.set_title(f"Post-copy: touches of missing guest memory, {results[0]['vcpus']} vCPUs")
     for suffix in "png", "svg":
         figure.savefig(path.with_suffix("." + suffix), dpi=120)

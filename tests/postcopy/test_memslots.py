@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Which memslots get KVM_MEM_EXIT_ON_MISSING, and for how long."""
+import re
+
+import pytest
+
+from pair import Pair
+
+READONLY, EXIT_ON_MISSING = 2, 8
+SMRAM = 1   # address space
+
+
+def slots(trace):
+    """After each event of the trace, its name and the flags of all slots: {(space, slot): flags}."""
+    now = {}
+    for name, text in trace:
+        if name == "kvm_set_user_memory":
+            space, slot, flags, size = re.match(
+                r"AddrSpace#(\d+) Slot#(\d+) flags=(\w+) gpa=\w+ size=(\w+)", text).groups()
+            key = int(space), int(slot)
+            now.pop(key, None)
+            if int(size, 16):
+                now[key] = int(flags, 16)
+        yield name, dict(now)
+
+
+@pytest.mark.parametrize("machine, spaces", [("pc", {0, SMRAM}), ("q35,smm=on", {0, SMRAM}),
+                                             ("pc,smm=off", {0})])
+def test_flags(lab, machine, spaces):
+    with Pair(lab, exits="on", mem=8, machine=machine) as pair:
+        pair.postcopy()
+        pair.finish()
+        steps = list(slots(pair.destination.trace()))
+    names = [name for name, _ in steps]
+    enabled = names.index("kvm_exit_on_missing_enable")
+    disabled = names.index("kvm_exit_on_missing_disable")
+    assert names.count("kvm_exit_on_missing_enable") == names.count("kvm_exit_on_missing_disable") == 1
+    for i, (_, now) in enumerate(steps):
+        if enabled <= i < disabled - len(now):
+            # While post-copy runs: all RAM that can be written, also of slots made meanwhile.
+            assert {key for key, flags in now.items() if flags & EXIT_ON_MISSING} == \
+                {key for key, flags in now.items() if not flags & READONLY}, (i, now)
+            assert {space for (space, _), flags in now.items() if flags & EXIT_ON_MISSING} == spaces
+    assert not any(flags & EXIT_ON_MISSING for flags in steps[disabled][1].values())
+    assert not any(flags & EXIT_ON_MISSING for flags in steps[-1][1].values())
