@@ -161,6 +161,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     load(cpu);
     if (cpu == 0) {
         rom_check();        /* while the ROM's own pages are missing */
+        print("{\"event\": \"timing\"}\n");
     }
     barrier();
     measure(cpu, 0);

@@ -120,6 +120,17 @@ class Side:
         log = self.lab.run(f"cat {self.trace_log}").output
         return re.findall(rf"\b({'|'.join(TRACE)}) (.*)", log)
 
+    def waiting_vcpus(self):
+        """vCPUs that wait for a page: in QEMU after an exit, or in the kernel's userfaultfd."""
+        waiting = {}
+        for name, text in self.trace():
+            if name in ("postcopy_fault_exit", "postcopy_fault_exit_end"):
+                waiting[int(re.match(r"cpu (\d+)", text)[1])] = name == "postcopy_fault_exit"
+        threads = self.lab.run(f"cd /proc/$(cat {self.pidfile})/task && for t in *; do "
+                               "echo $(cat $t/comm $t/wchan); done").output
+        return ({cpu for cpu, waits in waiting.items() if waits}
+                | {int(cpu) for cpu in re.findall(r"CPU (\d+)/KVM handle_userfault", threads)})
+
     def signal(self, name):
         self.lab.run(f"kill -{name} $(cat {self.pidfile})", check=True)
 
@@ -136,8 +147,10 @@ class Pair:
     of its command line; other options: as for guest.arguments()."""
 
     def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine="pc", memory_mb=32,
-                 backend=None, capabilities=("postcopy-preempt",), destination_options=(), **options):
+                 backend=None, capabilities=("postcopy-preempt",), destination_options=(), cpus=4,
+                 **options):
         self.lab = lab
+        self.cpus = cpus
         self.exits = exits
         self.capabilities = () if capabilities is None else ("postcopy-ram", *capabilities)
         self.ports = iter(range(FIRST_MIGRATION_PORT, FIRST_MIGRATION_PORT + 100))
@@ -145,7 +158,7 @@ class Pair:
         if backend:
             arguments = ["-object", f"{backend},id=ram,size={memory_mb}M"]
             machine += ",memory-backend=ram"
-        options |= {"machine": machine, "memory_mb": memory_mb}
+        options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus}
         self._sides = [("source", source, arguments, options),
                        ("destination", destination,
                         [*arguments, *destination_options, "-incoming", "defer"], options)]
@@ -226,11 +239,9 @@ class Pair:
 
     def until_all_wait(self):
         """Wait until each vCPU of the destination has missed a page that does not come."""
-        def stuck():
-            before = self.faults()
-            time.sleep(0.5)
-            return self.faults() == before and before
-        return until(stuck, "the vCPUs still run")
+        until(lambda: self.destination.waiting_vcpus() == set(range(self.cpus)),
+              "all vCPUs wait for pages")
+        return self.faults()
 
     def start(self, uri=None, bandwidth=64 << 10):
         """Start pre-copy; by default so slow that nearly all memory is left for post-copy."""

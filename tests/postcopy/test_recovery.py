@@ -2,9 +2,7 @@
 """Post-copy that loses its connection while vCPUs wait for pages, and goes on."""
 import pytest
 
-from pair import Pair, until
-
-MANY = 50      # faults, after which the trouble begins
+from pair import Pair
 
 
 def pause(pair):
@@ -33,7 +31,7 @@ def test_recovery(lab, trouble, exits, preempt):
     capabilities = ("postcopy-preempt",) if preempt else ()
     with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
         pair.postcopy(pair.through_proxy(pair.listen()))
-        until(lambda: pair.faults()["requests"] > MANY, "faults")
+        pair.destination.wait_event("timing")
         trouble(pair)
         pair.wait_paused()
         counts = pair.until_all_wait()
@@ -52,6 +50,7 @@ def test_recovery(lab, trouble, exits, preempt):
 def test_recovery_while_the_guest_is_stopped(lab):
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
         pair.postcopy()
+        pair.destination.wait_event("timing")
         pair.source.cmd("migrate-pause")
         pair.wait_paused()
         pair.until_all_wait()
