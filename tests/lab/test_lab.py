@@ -164,13 +164,22 @@ def test_command_line():
     assert (p.returncode, p.stdout) == (3, "hello\n")
 
 
+def children(pid):
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()]
+
+
 @pytest.mark.parametrize("sig, rc", [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
 def test_no_machine_outlives_its_driver(sig, rc):
     with subprocess.Popen([CLI, "run", "echo up; sleep 1000"], stdout=subprocess.PIPE, text=True) as p:
         assert p.stdout.readline() == "up\n"
-        qemu = int(subprocess.check_output(["pgrep", "-P", str(p.pid), "qemu"]))
+        qemu, = children(p.pid)
+        assert Path(f"/proc/{qemu}/comm").read_text().startswith("qemu-system")
         p.send_signal(sig)
-        assert p.wait(20) == rc
+        try:
+            assert p.wait(20) == rc
+        finally:
+            p.kill()
     for _ in range(50):
         if not Path(f"/proc/{qemu}").exists():
             break

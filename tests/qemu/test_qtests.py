@@ -36,7 +36,11 @@ def names(*mode):
     """The tests of a set; none while nothing is built, for pytest to collect."""
     if not (FORK / "tests/qtest/migration-test").exists():
         return []
-    return re.findall("^/.*", qtest("migration-test", *mode, "-l").stdout, re.M)
+    # GLib 2.84 lists them as comments.
+    listed = qtest("migration-test", *mode, "-l").stdout
+    tests = re.findall("^(?:# )?(/.*)", listed, re.M)
+    assert tests, f"migration-test lists no tests:\n{listed}"
+    return tests
 
 
 def run(test, *mode, qemu=TCG):
@@ -58,7 +62,9 @@ def test_fault_exits():
     done = qtest("postcopy-fault-exits-test")
     assert done.returncode == 0, done.stdout
     assert len(re.findall(r"^ok \d+ ", done.stdout, re.M)) == 3, done.stdout
-    assert "# SKIP" not in done.stdout, done.stdout
+    if skip := re.findall("^ok .*# SKIP .*", done.stdout, re.M):
+        # migration-test then has no post-copy tests either; the lab runs all of them as root.
+        pytest.skip(f"{skip[0]}: needs root, or vm.unprivileged_userfaultfd=1")
 
 
 @pytest.mark.slow
