@@ -15,7 +15,7 @@ HUGETLB = {
 }
 
 
-def migrate(lab, exits, at_least=200, bandwidth=MIB, precopy=64 << 10, **options):
+def migrate(lab, exits, at_least=100, bandwidth=MIB, precopy=64 << 10, **options):
     """Migrate a guest of 4 vCPUs; the counts of its faults, and the destination's trace."""
     with Pair(lab, exits=exits, **({"mem": 8} | options)) as pair:
         pair.postcopy(bandwidth=bandwidth, precopy_bandwidth=precopy)
