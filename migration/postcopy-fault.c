@@ -71,27 +71,32 @@ void postcopy_fault_init(MigrationIncomingState *mis)
     mis->page_requests = postcopy_requests_new(&request_ops);
 }
 
-static int ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start)
+static void ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start)
 {
     /*
      * Discarded pages (via RamDiscardManager) are never migrated. On unlikely
      * access, place a zeropage.
      */
     if (ramblock_page_is_discarded(rb, start)) {
-        return postcopy_place_page_zero(mis, rb->host + start, rb);
+        postcopy_place_page_zero(mis, rb->host + start, rb);
+    } else {
+        migrate_send_rp_message_req_pages(mis, rb, start);
     }
-    return migrate_send_rp_message_req_pages(mis, rb, start);
 }
 
-int postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
-                        ram_addr_t start)
+bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
+                         ram_addr_t start)
 {
     PostcopyPageState state;
 
     state = postcopy_request_begin(mis->page_requests, rb, start,
                                    rb->host + start, NULL);
     trace_postcopy_fault_uffd(qemu_ram_get_idstr(rb), start, state);
-    return state == POSTCOPY_PAGE_ASK ? ask(mis, rb, start) : 0;
+    if (state == POSTCOPY_PAGE_ASK) {
+        /* If the source cannot be asked, recovery asks */
+        ask(mis, rb, start);
+    }
+    return state == POSTCOPY_PAGE_RECEIVED;
 }
 
 /*

@@ -30,11 +30,11 @@ void postcopy_fault_stop(MigrationIncomingState *mis);
 /**
  * postcopy_fault_uffd: a page was missed by a thread that waits in the kernel
  *
- * Asks for the host page at @start in @rb if nobody has.  Returns negative if
- * the source could not be asked; recovery asks again.
+ * Asks for the host page at @start in @rb if nobody has.  Returns true if the
+ * page is there already: nobody else will wake the thread then.
  */
-int postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
-                        ram_addr_t start);
+bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
+                         ram_addr_t start);
 
 /*
  * The source has resumed: let requests pass again, and ask again for all that

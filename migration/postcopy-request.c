@@ -13,6 +13,8 @@ typedef struct Request {
     ram_addr_t start;
     /* PostcopyWaiters; NULL until the first one */
     GPtrArray *waiters;
+    /* A thread waits in userfaultfd */
+    bool uffd;
 } Request;
 
 struct PostcopyRequests {
@@ -117,6 +119,7 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
         waiter->page = host;
         r->counts.exits += !again;
     } else {
+        req->uffd = true;
         r->counts.uffd++;
     }
     return state;
@@ -140,18 +143,29 @@ bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
     return false;
 }
 
-void postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
+bool postcopy_request_uffd_waits(PostcopyRequests *r, void *host)
+{
+    Request *req;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    req = g_hash_table_lookup(r->pages, host);
+    return req && req->uffd;
+}
+
+bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
                                ram_addr_t start, void *host)
 {
     g_autoptr(GPtrArray) waiters = NULL;
     Request *req;
+    bool uffd;
 
     WITH_QEMU_LOCK_GUARD(&r->lock) {
         r->ops->set_received(rb, start);
         req = g_hash_table_lookup(r->pages, host);
         if (!req) {
-            return;
+            return false;
         }
+        uffd = req->uffd;
         waiters = g_steal_pointer(&req->waiters);
         for (guint i = 0; waiters && i < waiters->len; i++) {
             PostcopyWaiter *waiter = g_ptr_array_index(waiters, i);
@@ -173,6 +187,7 @@ void postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
 
         qemu_event_set(&waiter->woken);
     }
+    return uffd;
 }
 
 void postcopy_requests_foreach(PostcopyRequests *r,

@@ -82,7 +82,8 @@ void postcopy_requests_stop(PostcopyRequests *r);
  * @host: address of that page in this process
  * @waiter: of a vCPU that has left KVM_RUN, which goes on to
  *     postcopy_request_wait() unless the page has been received; NULL for
- *     userfaultfd, whose threads wait in the kernel
+ *     userfaultfd, whose threads wait in the kernel: if the page has been
+ *     received, the caller must wake them
  *
  * With POSTCOPY_PAGE_ASK, the request must be sent; if that fails, the entry
  * stays, to be sent again by postcopy_requests_foreach() on recovery.
@@ -99,11 +100,26 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
 bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter);
 
 /**
+ * postcopy_request_uffd_waits: does a userfaultfd waiter wait for the page?
+ *
+ * To be asked before the page is placed: if so, let the placement wake.
+ * Waiters that come after the answer are told by postcopy_request_complete().
+ */
+bool postcopy_request_uffd_waits(PostcopyRequests *r, void *host);
+
+/**
  * postcopy_request_complete: the data of a page was placed
  *
- * Marks the page as received and wakes those who wait for it.
+ * Marks the page as received and wakes the waiters of vCPUs.  Returns whether
+ * a userfaultfd waiter is known, which the caller has to wake with the kernel
+ * unless the placement did.
+ *
+ * That is all who have to be woken: a thread whose fault is reported to
+ * postcopy_request_begin() before this is known here; of one that is reported
+ * later, postcopy_request_begin() says POSTCOPY_PAGE_RECEIVED, and who
+ * reported it wakes it.  A fault that is never reported found the page.
  */
-void postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
+bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
                                ram_addr_t start, void *host);
 
 /* Call @fn for every outstanding page, under the lock */

@@ -1,0 +1,86 @@
+/*
+ * Postcopy: making received pages visible to the guest
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include <sys/ioctl.h>
+#include <linux/userfaultfd.h>
+#include "qemu/error-report.h"
+#include "qemu/userfaultfd.h"
+#include "exec/cpu-common.h"
+#include "postcopy-place.h"
+#include "trace.h"
+
+/*
+ * One attempt.  Returns how many bytes were placed before errno, or that errno
+ * negated if there were none.  linux/userfaultfd.h: the kernel leaves either
+ * in the field, and EAGAIN in errno if only a part was done.
+ */
+static int64_t try_copy(int ufd, void *host, void *from, size_t size, bool wake)
+{
+    struct uffdio_copy copy = {
+        .dst = (uintptr_t)host,
+        .src = (uintptr_t)from,
+        .len = size,
+        .mode = wake ? 0 : UFFDIO_COPY_MODE_DONTWAKE,
+    };
+
+    return ioctl(ufd, UFFDIO_COPY, &copy) && copy.copy <= 0 ? -errno
+                                                            : copy.copy;
+}
+
+static int64_t try_zero(int ufd, void *host, size_t size, bool wake)
+{
+    struct uffdio_zeropage zero = {
+        .range = { .start = (uintptr_t)host, .len = size },
+        .mode = wake ? 0 : UFFDIO_ZEROPAGE_MODE_DONTWAKE,
+    };
+
+    return ioctl(ufd, UFFDIO_ZEROPAGE, &zero) && zero.zeropage <= 0
+           ? -errno : zero.zeropage;
+}
+
+int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
+                   ram_addr_t start, void *host, void *from, size_t size)
+{
+    /*
+     * Most pages come without having been waited for, and waking nobody costs
+     * a lock that all faults of this process share.  What makes this safe is
+     * told at postcopy_request_complete().
+     */
+    bool wake = postcopy_request_uffd_waits(r, host);
+    bool waits;
+
+    for (size_t done = 0; done < size;) {
+        int64_t ret;
+
+        ret = from ? try_copy(ufd, host + done, from + done, size - done, wake)
+                   : try_zero(ufd, host + done, size - done, wake);
+        if (ret == -EAGAIN) {
+            continue;       /* the address space is being changed */
+        }
+        if (ret == -EEXIST) {
+            /* Received twice.  The kernel has not woken anybody. */
+            trace_postcopy_place_exists(qemu_ram_get_idstr(rb), start);
+            wake = false;
+            break;
+        }
+        if (ret < 0) {
+            error_report("postcopy: cannot place the page at offset 0x"
+                         RAM_ADDR_FMT " of %s: %s", start,
+                         qemu_ram_get_idstr(rb), strerror(-ret));
+            return ret;
+        }
+        done += ret;
+    }
+
+    waits = postcopy_request_complete(r, rb, start, host);
+    if (waits && !wake) {
+        uffd_wakeup(ufd, host, size);
+    }
+    trace_postcopy_place(qemu_ram_get_idstr(rb), start, from == NULL, waits,
+                         wake);
+    return 0;
+}

@@ -1,0 +1,29 @@
+/*
+ * Postcopy: making received pages visible to the guest
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef MIGRATION_POSTCOPY_PLACE_H
+#define MIGRATION_POSTCOPY_PLACE_H
+
+#include "postcopy-request.h"
+
+/**
+ * postcopy_place: make a host page of RAM appear, and wake who waits for it
+ *
+ * @ufd: the userfaultfd with which the page is registered
+ * @start: byte offset of the page in @rb
+ * @host: its address
+ * @from: its content; NULL for zeros, where the kernel has UFFDIO_ZEROPAGE for
+ *     such memory
+ * @size: of the host page in bytes
+ *
+ * A page that is there already is left as it is, which counts as success.
+ * Returns 0, or negative errno after it has reported the error.  Any thread,
+ * no locks needed.
+ */
+int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
+                   ram_addr_t start, void *host, void *from, size_t size);
+
+#endif

@@ -1,0 +1,257 @@
+/*
+ * Unit test of migration/postcopy-place.c with the kernel's userfaultfd:
+ * nobody sleeps on, and nobody is woken without need
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include <glib-unix.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include "qemu/atomic.h"
+#include "qemu/thread.h"
+#include "qemu/userfaultfd.h"
+#include "exec/cpu-common.h"
+#include "../migration/postcopy-place.h"
+
+/* Linux 5.11; enough for faults of this process's own threads */
+#ifndef UFFD_USER_MODE_ONLY
+#define UFFD_USER_MODE_ONLY 1
+#endif
+
+#define PAGES 2048
+#define READERS 6
+/* Seconds after which a reader sleeps for ever */
+#ifndef LOST
+#define LOST 20
+#endif
+
+static RAMBlock *const block;
+static size_t page_size;
+static char *ram;
+static bool received_map[PAGES];    /* under the lock of PostcopyRequests */
+static PostcopyRequests *requests;
+static int ufd;
+static bool quit;                   /* atomic */
+static int wakes;                   /* of the fault thread, which writes it */
+static int asked[2];                /* a pipe of page numbers */
+
+const char *qemu_ram_get_idstr(RAMBlock *rb)
+{
+    return "test";
+}
+
+static bool test_received(RAMBlock *rb, ram_addr_t start)
+{
+    return received_map[start / page_size];
+}
+
+static void test_set_received(RAMBlock *rb, ram_addr_t start)
+{
+    received_map[start / page_size] = true;
+}
+
+static const PostcopyRequestOps ops = {
+    .received = test_received,
+    .set_received = test_set_received,
+};
+
+static void place(unsigned page)
+{
+    g_autofree uint64_t *from = g_malloc0(page_size);
+    /* Every fourth page is zero */
+    void *content = page % 4 ? from : NULL;
+
+    from[0] = page % 4 ? page : 0;
+    g_assert_cmpint(postcopy_place(requests, ufd, block, page * page_size,
+                                   ram + page * page_size, content, page_size),
+                    ==, 0);
+}
+
+static void ask(unsigned page)
+{
+    g_assert_cmpint(write(asked[1], &page, sizeof(page)), ==, sizeof(page));
+}
+
+static void *fault_thread(void *opaque)
+{
+    struct pollfd pfd = { .fd = ufd, .events = POLLIN };
+
+    while (!qatomic_read(&quit)) {
+        struct uffd_msg msg;
+        unsigned page;
+
+        if (poll(&pfd, 1, 10) <= 0 || uffd_read_events(ufd, &msg, 1) != 1) {
+            continue;
+        }
+        page = (msg.arg.pagefault.address - (uintptr_t)ram) / page_size;
+        switch (postcopy_request_begin(requests, block, page * page_size,
+                                       ram + page * page_size, NULL)) {
+        case POSTCOPY_PAGE_ASK:
+            ask(page);
+            break;
+        case POSTCOPY_PAGE_RECEIVED:
+#ifndef TEST_BREAK_WAKE_RULE
+            uffd_wakeup(ufd, ram + page * page_size, page_size);
+#endif
+            wakes++;
+            break;
+        case POSTCOPY_PAGE_ASKED:
+            break;
+        }
+    }
+    return NULL;
+}
+
+/* Pages that were asked for; like the preempt channel */
+static void *urgent_thread(void *opaque)
+{
+    unsigned page;
+
+    while (read(asked[0], &page, sizeof(page)) == sizeof(page)) {
+        if (page == PAGES) {
+            break;
+        }
+        place(page);
+    }
+    return NULL;
+}
+
+static void *reader_thread(void *opaque)
+{
+    unsigned n = GPOINTER_TO_UINT(opaque);
+    /* All in their own order; 2 * n + 1 has no factor in common with PAGES */
+    for (unsigned i = 0; i < PAGES; i++) {
+        unsigned page = i * (2 * n + 1) % PAGES;
+
+        g_assert_cmpuint(qatomic_read((uint64_t *)(ram + page * page_size)),
+                         ==, page % 4 ? page : 0);
+    }
+    return NULL;
+}
+
+static void start(void)
+{
+    uint64_t ioctls;
+
+    page_size = qemu_real_host_page_size();
+    memset(received_map, 0, sizeof(received_map));
+    wakes = 0;
+    qatomic_set(&quit, false);
+    ram = mmap(NULL, PAGES * page_size, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    g_assert(ram != MAP_FAILED);
+    g_assert_cmpint(uffd_register_memory(ufd, ram, PAGES * page_size,
+                                         UFFDIO_REGISTER_MODE_MISSING,
+                                         &ioctls), ==, 0);
+    requests = postcopy_requests_new(&ops);
+    postcopy_requests_start(requests);
+    g_assert_true(g_unix_open_pipe(asked, FD_CLOEXEC, NULL));
+}
+
+static void end(void)
+{
+    close(asked[0]);
+    close(asked[1]);
+    postcopy_requests_stop(requests);
+    postcopy_requests_free(requests);
+    munmap(ram, PAGES * page_size);
+}
+
+static void test_nobody_sleeps_on(void)
+{
+    QemuThread readers[READERS], faults, urgent;
+
+    start();
+    alarm(LOST);
+    qemu_thread_create(&faults, "faults", fault_thread, NULL,
+                       QEMU_THREAD_JOINABLE);
+    qemu_thread_create(&urgent, "urgent", urgent_thread, NULL,
+                       QEMU_THREAD_JOINABLE);
+    for (unsigned i = 0; i < READERS; i++) {
+        qemu_thread_create(&readers[i], "reader", reader_thread,
+                           GUINT_TO_POINTER(i), QEMU_THREAD_JOINABLE);
+    }
+    /* The background stream, which places some pages for the second time */
+    for (unsigned page = 0; page < PAGES; page++) {
+        place(page);
+    }
+    for (unsigned i = 0; i < READERS; i++) {
+        qemu_thread_join(&readers[i]);
+    }
+    alarm(0);
+    qatomic_set(&quit, true);
+    qemu_thread_join(&faults);
+    ask(PAGES);
+    qemu_thread_join(&urgent);
+    g_test_message("%d faults were read after their page had come", wakes);
+    end();
+}
+
+/* A fault that is read after the page has come: who read it must wake */
+static void test_late_fault(void)
+{
+    QemuThread reader, faults;
+    struct pollfd pfd = { .fd = ufd, .events = POLLIN };
+
+    start();
+    alarm(LOST);
+    /* It begins with page 0, and finds all others */
+    for (unsigned page = 1; page < PAGES; page++) {
+        place(page);
+    }
+    qemu_thread_create(&reader, "reader", reader_thread, NULL,
+                       QEMU_THREAD_JOINABLE);
+    g_assert_cmpint(poll(&pfd, 1, -1), ==, 1);
+    place(0);
+    qemu_thread_create(&faults, "faults", fault_thread, NULL,
+                       QEMU_THREAD_JOINABLE);
+    qemu_thread_join(&reader);
+    alarm(0);
+    qatomic_set(&quit, true);
+    qemu_thread_join(&faults);
+    g_assert_cmpint(wakes, ==, 1);
+    end();
+}
+
+static void test_twice(void)
+{
+    start();
+    place(1);
+    place(1);
+    place(4);
+    place(4);
+    g_assert_cmpuint(*(uint64_t *)(ram + page_size), ==, 1);
+    end();
+}
+
+static void lost(int sig)
+{
+    static const char text[] = "Bail out! A reader sleeps for ever\n";
+
+    (void)!write(STDOUT_FILENO, text, sizeof(text) - 1);
+    _exit(1);
+}
+
+int main(int argc, char **argv)
+{
+    struct uffdio_api api = { .api = UFFD_API };
+    struct sigaction alarmed = { .sa_handler = lost };
+
+    g_test_init(&argc, &argv, NULL);
+    sigaction(SIGALRM, &alarmed, NULL);
+    ufd = syscall(__NR_userfaultfd, O_CLOEXEC | O_NONBLOCK |
+                  UFFD_USER_MODE_ONLY);
+    if (ufd < 0 || ioctl(ufd, UFFDIO_API, &api)) {
+        g_printerr("userfaultfd: %s\n", strerror(errno));
+        return 77;  /* skipped */
+    }
+    g_test_add_func("/postcopy-place/late-fault", test_late_fault);
+    g_test_add_func("/postcopy-place/nobody-sleeps-on", test_nobody_sleeps_on);
+    g_test_add_func("/postcopy-place/twice", test_twice);
+    return g_test_run();
+}
