@@ -78,7 +78,10 @@ static void ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start)
      * access, place a zeropage.
      */
     if (ramblock_page_is_discarded(rb, start)) {
-        postcopy_place_page_zero(mis, rb->host + start, rb);
+        if (postcopy_request_claim(mis->page_requests, rb, start,
+                                   rb->host + start)) {
+            postcopy_place_page_zero(mis, rb->host + start, rb);
+        }
     } else {
         migrate_send_rp_message_req_pages(mis, rb, start);
     }

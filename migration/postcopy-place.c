@@ -10,6 +10,7 @@
 #include "qemu/error-report.h"
 #include "qemu/userfaultfd.h"
 #include "exec/cpu-common.h"
+#include "postcopy-mirror.h"
 #include "postcopy-place.h"
 #include "trace.h"
 
@@ -42,6 +43,17 @@ static int64_t try_zero(int ufd, void *host, size_t size, bool wake)
            ? -errno : zero.zeropage;
 }
 
+static int64_t try_continue(int ufd, void *host, size_t size, bool wake)
+{
+    struct uffdio_continue cont = {
+        .range = { .start = (uintptr_t)host, .len = size },
+        .mode = wake ? 0 : UFFDIO_CONTINUE_MODE_DONTWAKE,
+    };
+
+    return ioctl(ufd, UFFDIO_CONTINUE, &cont) && cont.mapped <= 0
+           ? -errno : cont.mapped;
+}
+
 int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
                    ram_addr_t start, void *host, void *from, size_t size)
 {
@@ -51,15 +63,35 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
      * told at postcopy_request_complete().
      */
     bool wake = postcopy_request_uffd_waits(r, host);
+    void *mirror = postcopy_mirror(rb, start);
     bool waits;
 
     for (size_t done = 0; done < size;) {
         int64_t ret;
 
-        ret = from ? try_copy(ufd, host + done, from + done, size - done, wake)
-                   : try_zero(ufd, host + done, size - done, wake);
+        if (from && from == mirror) {
+            ret = try_continue(ufd, host + done, size - done, wake);
+        } else if (from) {
+            ret = try_copy(ufd, host + done, from + done, size - done, wake);
+        } else {
+            ret = try_zero(ufd, host + done, size - done, wake);
+        }
         if (ret == -EAGAIN) {
             continue;       /* the address space is being changed */
+        }
+        if (ret == -EEXIST && mirror && from != mirror) {
+            /*
+             * The file has the page, though nobody sees it yet: a part came
+             * before the connection broke, or it belongs to a huge page.
+             */
+            if (from) {
+                memcpy(mirror, from, size);
+            } else {
+                memset(mirror, 0, size);
+            }
+            from = mirror;
+            done = 0;
+            continue;
         }
         if (ret == -EEXIST) {
             /* Received twice.  The kernel has not woken anybody. */

@@ -16,10 +16,12 @@
  * @start: byte offset of the page in @rb
  * @host: its address
  * @from: its content; NULL for zeros, where the kernel has UFFDIO_ZEROPAGE for
- *     such memory
+ *     such memory; the page's own address in the mirror (postcopy-mirror.h),
+ *     if it was filled there
  * @size: of the host page in bytes
  *
  * A page that is there already is left as it is, which counts as success.
+ * If @rb has a mirror, the caller has claimed the page.
  * Returns 0, or negative errno after it has reported the error.  Any thread,
  * no locks needed.
  */

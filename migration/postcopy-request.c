@@ -25,6 +25,8 @@ struct PostcopyRequests {
     bool active;
     /* Host page (in this process) -> Request */
     GHashTable *pages;
+    /* Host pages that somebody fills where they lie; a set */
+    GHashTable *claims;
     /* The last entry of pages has gone */
     QemuCond empty;
     PostcopyRequestCounts counts;
@@ -48,12 +50,14 @@ PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
     qemu_mutex_init(&r->lock);
     qemu_cond_init(&r->empty);
     r->pages = g_hash_table_new_full(NULL, NULL, NULL, request_free);
+    r->claims = g_hash_table_new(NULL, NULL);
     return r;
 }
 
 void postcopy_requests_free(PostcopyRequests *r)
 {
     g_hash_table_unref(r->pages);
+    g_hash_table_unref(r->claims);
     qemu_cond_destroy(&r->empty);
     qemu_mutex_destroy(&r->lock);
     g_free(r);
@@ -161,6 +165,7 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
 
     WITH_QEMU_LOCK_GUARD(&r->lock) {
         r->ops->set_received(rb, start);
+        g_hash_table_remove(r->claims, host);
         req = g_hash_table_lookup(r->pages, host);
         if (!req) {
             return false;
@@ -188,6 +193,19 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
         qemu_event_set(&waiter->woken);
     }
     return uffd;
+}
+
+bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
+                            ram_addr_t start, void *host)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    return !r->ops->received(rb, start) && g_hash_table_add(r->claims, host);
+}
+
+void postcopy_requests_unclaim_all(PostcopyRequests *r)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    g_hash_table_remove_all(r->claims);
 }
 
 void postcopy_requests_foreach(PostcopyRequests *r,

@@ -122,6 +122,18 @@ bool postcopy_request_uffd_waits(PostcopyRequests *r, void *host);
 bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
                                ram_addr_t start, void *host);
 
+/**
+ * postcopy_request_claim: become the only one to fill a page where it lies
+ *
+ * Returns false if the page has been received, so that the guest may use it,
+ * or if somebody has claimed it.  postcopy_request_complete() ends the claim.
+ */
+bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
+                            ram_addr_t start, void *host);
+
+/* Who had claims has given up */
+void postcopy_requests_unclaim_all(PostcopyRequests *r);
+
 /* Call @fn for every outstanding page, under the lock */
 void postcopy_requests_foreach(PostcopyRequests *r,
                                void (*fn)(RAMBlock *rb, ram_addr_t start,

@@ -29,7 +29,8 @@ MIB = 1 << 20
 
 TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enable",
          "kvm_exit_on_missing_disable", "kvm_exit_on_missing_probe", "postcopy_fault_exit",
-         "postcopy_fault_exit_end", "postcopy_fault_ask_again", "postcopy_fault_exits_off")
+         "postcopy_fault_exit_end", "postcopy_fault_ask_again", "postcopy_fault_exits_off",
+         "postcopy_mirror", "postcopy_no_mirror", "postcopy_receive_twice")
 
 
 def until(condition, what, timeout=60):

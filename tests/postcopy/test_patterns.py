@@ -11,7 +11,13 @@ EXITS = ("on", "off")
 ROM_PAGES = 16
 HUGETLB = {
     "file": "memory-backend-file,mem-path=/dev/hugepages,share=on",
+    "file-private": "memory-backend-file,mem-path=/dev/hugepages,share=off",
     "memfd": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+}
+SHARED = {
+    "memfd": "memory-backend-memfd",
+    "shm": "memory-backend-shm",
+    "ram": "memory-backend-ram,share=on",
 }
 
 
@@ -28,7 +34,12 @@ def migrate(lab, exits, at_least=100, bandwidth=MIB, precopy=64 << 10, **options
         else:
             assert faults["exits"] == faults["populated"] == 0 and faults["uffd"] > at_least
         assert faults["requests"] <= faults["exits"] + faults["uffd"]
-        return faults, pair.destination.trace()
+        trace = pair.destination.trace()
+        shared = "backend" in options and "share=off" not in options["backend"]
+        assert shared == any(name == "postcopy_mirror" and text.startswith("ram ")
+                             for name, text in trace)
+        assert "postcopy_receive_twice" not in dict(trace)
+        return faults, trace
 
 
 def assert_shared(faults):
@@ -46,6 +57,13 @@ def test_same_page(lab, exits):
     faults, _ = migrate(lab, exits, pattern="shared")
     if exits == "on":
         assert_shared(faults)
+
+
+@pytest.mark.parametrize("backend", SHARED)
+@pytest.mark.parametrize("exits", EXITS)
+def test_shared_memory(lab, exits, backend):
+    """Received in place; every other page is zero until it is written to."""
+    migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])
 
 
 @pytest.mark.parametrize("backend", HUGETLB)

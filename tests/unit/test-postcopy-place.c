@@ -16,6 +16,7 @@
 #include "qemu/thread.h"
 #include "qemu/userfaultfd.h"
 #include "exec/cpu-common.h"
+#include "../migration/postcopy-mirror.h"
 #include "../migration/postcopy-place.h"
 
 /* Linux 5.11; enough for faults of this process's own threads */
@@ -33,6 +34,7 @@
 static RAMBlock *const block;
 static size_t page_size;
 static char *ram;
+static char *mirror;                /* NULL for anonymous memory */
 static bool received_map[PAGES];    /* under the lock of PostcopyRequests */
 static PostcopyRequests *requests;
 static int ufd;
@@ -43,6 +45,11 @@ static int asked[2];                /* a pipe of page numbers */
 const char *qemu_ram_get_idstr(RAMBlock *rb)
 {
     return "test";
+}
+
+void *postcopy_mirror(RAMBlock *rb, ram_addr_t start)
+{
+    return mirror ? mirror + start : NULL;
 }
 
 static bool test_received(RAMBlock *rb, ram_addr_t start)
@@ -67,6 +74,19 @@ static void place(unsigned page)
     void *content = page % 4 ? from : NULL;
 
     from[0] = page % 4 ? page : 0;
+    if (mirror) {
+        if (!postcopy_request_claim(requests, block, page * page_size,
+                                    ram + page * page_size)) {
+            return;
+        }
+        /* A part came before: seen by nobody, and in the way of a zero page */
+        if (page % 8) {
+            memset(mirror + page * page_size, 0xff, page_size);
+        }
+        if (content) {
+            content = memcpy(mirror + page * page_size, from, page_size);
+        }
+    }
     g_assert_cmpint(postcopy_place(requests, ufd, block, page * page_size,
                                    ram + page * page_size, content, page_size),
                     ==, 0);
@@ -134,20 +154,35 @@ static void *reader_thread(void *opaque)
     return NULL;
 }
 
-static void start(void)
+/* @shared: memory that has a mirror */
+static void start(bool shared)
 {
     uint64_t ioctls;
+    int fd = -1;
 
     page_size = qemu_real_host_page_size();
     memset(received_map, 0, sizeof(received_map));
     wakes = 0;
     qatomic_set(&quit, false);
+    if (shared) {
+        fd = memfd_create("test", MFD_CLOEXEC);
+        g_assert_cmpint(fd, >=, 0);
+        g_assert_cmpint(ftruncate(fd, PAGES * page_size), ==, 0);
+        mirror = mmap(NULL, PAGES * page_size, PROT_READ | PROT_WRITE,
+                      MAP_SHARED, fd, 0);
+        g_assert(mirror != MAP_FAILED);
+    }
     ram = mmap(NULL, PAGES * page_size, PROT_READ | PROT_WRITE,
-               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+               shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
     g_assert(ram != MAP_FAILED);
     g_assert_cmpint(uffd_register_memory(ufd, ram, PAGES * page_size,
-                                         UFFDIO_REGISTER_MODE_MISSING,
+                                         UFFDIO_REGISTER_MODE_MISSING |
+                                         (shared ? UFFDIO_REGISTER_MODE_MINOR
+                                                 : 0),
                                          &ioctls), ==, 0);
+    if (fd >= 0) {
+        close(fd);
+    }
     requests = postcopy_requests_new(&ops);
     postcopy_requests_start(requests);
     g_assert_true(g_unix_open_pipe(asked, FD_CLOEXEC, NULL));
@@ -160,13 +195,17 @@ static void end(void)
     postcopy_requests_stop(requests);
     postcopy_requests_free(requests);
     munmap(ram, PAGES * page_size);
+    if (mirror) {
+        munmap(mirror, PAGES * page_size);
+        mirror = NULL;
+    }
 }
 
-static void test_nobody_sleeps_on(void)
+static void test_nobody_sleeps_on(const void *shared)
 {
     QemuThread readers[READERS], faults, urgent;
 
-    start();
+    start(shared);
     alarm(LOST);
     qemu_thread_create(&faults, "faults", fault_thread, NULL,
                        QEMU_THREAD_JOINABLE);
@@ -193,12 +232,12 @@ static void test_nobody_sleeps_on(void)
 }
 
 /* A fault that is read after the page has come: who read it must wake */
-static void test_late_fault(void)
+static void test_late_fault(const void *shared)
 {
     QemuThread reader, faults;
     struct pollfd pfd = { .fd = ufd, .events = POLLIN };
 
-    start();
+    start(shared);
     alarm(LOST);
     /* It begins with page 0, and finds all others */
     for (unsigned page = 1; page < PAGES; page++) {
@@ -218,9 +257,9 @@ static void test_late_fault(void)
     end();
 }
 
-static void test_twice(void)
+static void test_twice(const void *shared)
 {
-    start();
+    start(shared);
     place(1);
     place(1);
     place(4);
@@ -250,8 +289,16 @@ int main(int argc, char **argv)
         g_printerr("userfaultfd: %s\n", strerror(errno));
         return 77;  /* skipped */
     }
-    g_test_add_func("/postcopy-place/late-fault", test_late_fault);
-    g_test_add_func("/postcopy-place/nobody-sleeps-on", test_nobody_sleeps_on);
-    g_test_add_func("/postcopy-place/twice", test_twice);
+    g_test_add_data_func("/postcopy-place/copy/late-fault", NULL,
+                         test_late_fault);
+    g_test_add_data_func("/postcopy-place/copy/nobody-sleeps-on", NULL,
+                         test_nobody_sleeps_on);
+    g_test_add_data_func("/postcopy-place/copy/twice", NULL, test_twice);
+    g_test_add_data_func("/postcopy-place/continue/late-fault", (void *)1,
+                         test_late_fault);
+    g_test_add_data_func("/postcopy-place/continue/nobody-sleeps-on",
+                         (void *)1, test_nobody_sleeps_on);
+    g_test_add_data_func("/postcopy-place/continue/twice", (void *)1,
+                         test_twice);
     return g_test_run();
 }

@@ -1,0 +1,37 @@
+/*
+ * Postcopy: the second mapping of shared guest memory, which pages are
+ * received into before the guest sees them
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef MIGRATION_POSTCOPY_MIRROR_H
+#define MIGRATION_POSTCOPY_MIRROR_H
+
+#include "exec/cpu-common.h"
+
+/**
+ * postcopy_mirror_open: map @rb a second time, if it can be
+ *
+ * That needs memory with a file that is shared (memfd, shmem, hugetlbfs with
+ * share=on), of which the host kernel reports pages that are in the file but
+ * not mapped (UFFD_FEATURE_MINOR_SHMEM, -_HUGETLBFS), and which no other
+ * process maps that takes part in the postcopy.  Without, which is traced,
+ * pages are copied to @rb.
+ *
+ * Returns the mode to register @rb with, beside
+ * UFFDIO_REGISTER_MODE_MISSING: UFFDIO_REGISTER_MODE_MINOR, or 0.  Before any
+ * page is received; @shared says that other processes take part.
+ */
+uint64_t postcopy_mirror_open(RAMBlock *rb, bool shared);
+
+/* When all pages have come; does nothing if @rb has no mirror */
+void postcopy_mirror_close(RAMBlock *rb);
+
+/*
+ * Address of the byte at @start of @rb in the mirror, or NULL.  Constant while
+ * pages are received.
+ */
+void *postcopy_mirror(RAMBlock *rb, ram_addr_t start);
+
+#endif

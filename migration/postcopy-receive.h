@@ -1,0 +1,42 @@
+/*
+ * Postcopy: where a page is received, and what becomes of it
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef MIGRATION_POSTCOPY_RECEIVE_H
+#define MIGRATION_POSTCOPY_RECEIVE_H
+
+#include "migration.h"
+
+/**
+ * postcopy_receive_begin: the first part of a host page has been announced
+ *
+ * @page: of the channel, with host_addr set
+ * @zero: the whole host page is zero
+ *
+ * Sets page->buffer, where its parts go: the page itself in the second mapping
+ * of shared memory, or the temporary page of the channel.  Called by the
+ * channel's thread, no locks needed.  Returns 0, or negative errno after it
+ * has reported the error; the page can be sent again.
+ */
+int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
+                           RAMBlock *rb, bool zero);
+
+/**
+ * postcopy_receive_end: all parts have come; make the page visible
+ *
+ * @data: the page's content; page->buffer, or that of the QEMUFile
+ *
+ * Returns 0, or negative errno after it has reported the error.
+ */
+int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
+                         RAMBlock *rb, void *data);
+
+/*
+ * The connection is broken: pages of which only a part has come will be sent
+ * again.  No channel receives meanwhile.
+ */
+void postcopy_receive_abort(MigrationIncomingState *mis);
+
+#endif
