@@ -12,10 +12,12 @@
 
 #include "qemu/osdep.h"
 #include "qapi/error.h"
+#include "qapi/util.h"
 #include "qapi/qapi-types-migration.h"
 #include "qemu/error-report.h"
 #include "qemu/lockable.h"
 #include "qemu/madvise.h"
+#include "qemu/timer.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "hw/boards.h"
@@ -24,7 +26,7 @@
 #include "options.h"
 #include "postcopy-fault.h"
 #include "postcopy-ram.h"
-#include "postcopy-request.h"
+#include "qemu-file.h"
 #include "ram.h"
 #include "trace.h"
 
@@ -88,12 +90,12 @@ static void ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start)
 }
 
 bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
-                         ram_addr_t start)
+                         ram_addr_t start, const PostcopyFault *fault)
 {
     PostcopyPageState state;
 
     state = postcopy_request_begin(mis->page_requests, rb, start,
-                                   rb->host + start, NULL);
+                                   rb->host + start, fault);
     trace_postcopy_fault_uffd(qemu_ram_get_idstr(rb), start, state);
     if (state == POSTCOPY_PAGE_ASK) {
         /* If the source cannot be asked, recovery asks */
@@ -140,11 +142,12 @@ static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
     VCPUFault *vf = &vcpu_faults[cpu->cpu_index];
     ram_addr_t start = ROUND_DOWN(offset, qemu_ram_pagesize(rb));
     void *host = rb->host + start;
+    PostcopyFault fault = { .cpu = cpu->cpu_index, .waiter = &vf->waiter };
     PostcopyPageState state;
     bool placed;
 
     state = postcopy_request_begin(mis->page_requests, rb, start, host,
-                                   &vf->waiter);
+                                   &fault);
     trace_postcopy_fault_exit(cpu->cpu_index, qemu_ram_get_idstr(rb), start,
                               state);
     if (state == POSTCOPY_PAGE_RECEIVED) {
@@ -266,11 +269,43 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
     postcopy_requests_foreach(mis->page_requests, ask_again, mis);
 }
 
+void postcopy_fault_channel_broken(MigrationIncomingState *mis)
+{
+    /* from_src_file is the same socket, but has no lock */
+    QEMU_LOCK_GUARD(&mis->rp_mutex);
+    if (mis->to_src_file) {
+        qemu_file_shutdown(mis->to_src_file);
+    }
+}
+
+static void fill_latencies(MigrationInfo *info, const PostcopyMeter *meter)
+{
+    uint64List **dist = &info->postcopy_latency_dist;
+    uint64List **vcpus = &info->postcopy_vcpu_latency;
+
+    info->has_postcopy_latency = true;
+    info->postcopy_latency = postcopy_meter_mean(meter);
+    info->has_postcopy_non_vcpu_latency = true;
+    info->postcopy_non_vcpu_latency = postcopy_latency_mean(&meter->others);
+    info->has_postcopy_latency_dist = true;
+    for (unsigned i = 0; i < POSTCOPY_METER_BUCKETS; i++) {
+        QAPI_LIST_APPEND(dist, meter->dist[i]);
+    }
+    info->has_postcopy_vcpu_latency = true;
+    for (guint i = 0; i < meter->vcpus->len; i++) {
+        PostcopyLatency *l = &g_array_index(meter->vcpus, PostcopyLatency, i);
+
+        QAPI_LIST_APPEND(vcpus, postcopy_latency_mean(l));
+    }
+}
+
 void postcopy_fault_fill_info(MigrationInfo *info)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
     PostcopyRequestCounts counts;
     PostcopyFaultStats *stats;
+    PostcopyOldest oldest;
+    PostcopyMeter meter;
 
     if (postcopy_state_get() < POSTCOPY_INCOMING_LISTENING) {
         return;
@@ -280,6 +315,26 @@ void postcopy_fault_fill_info(MigrationInfo *info)
     stats->exits = counts.exits;
     stats->populated = counts.populated;
     stats->uffd = counts.uffd;
+    stats->uffd_minor = counts.uffd_minor;
+    stats->uffd_spurious = counts.uffd_spurious;
+    stats->uffd_reads = counts.uffd_reads;
     stats->requests = counts.requests;
+    stats->duplicates = counts.duplicates;
+    stats->wakes = counts.wakes;
+    stats->wakes_saved = counts.wakes_saved;
+    stats->copied_bytes = counts.bytes[POSTCOPY_PLACE_COPY];
+    stats->zero_bytes = counts.bytes[POSTCOPY_PLACE_ZERO];
+    stats->continued_bytes = counts.bytes[POSTCOPY_PLACE_CONTINUE];
+    stats->awaited = postcopy_requests_outstanding(mis->page_requests, &oldest);
+    if (stats->awaited) {
+        stats->oldest = g_new0(PostcopyAwaitedPage, 1);
+        stats->oldest->ramblock = g_strdup(qemu_ram_get_idstr(oldest.rb));
+        stats->oldest->offset = oldest.start;
+        stats->oldest->wait_ms = oldest.age_ns / SCALE_MS;
+    }
     info->postcopy_faults = stats;
+
+    postcopy_requests_meter(mis->page_requests, &meter);
+    fill_latencies(info, &meter);
+    postcopy_meter_destroy(&meter);
 }

@@ -9,6 +9,7 @@
 
 #include "qapi/qapi-types-migration.h"
 #include "migration.h"
+#include "postcopy-request.h"
 
 /* Called once for @mis, which keeps it for ever */
 void postcopy_fault_init(MigrationIncomingState *mis);
@@ -30,11 +31,12 @@ void postcopy_fault_stop(MigrationIncomingState *mis);
 /**
  * postcopy_fault_uffd: a page was missed by a thread that waits in the kernel
  *
- * Asks for the host page at @start in @rb if nobody has.  Returns true if the
- * page is there already: nobody else will wake the thread then.
+ * Asks for the host page at @start in @rb if nobody has.  @fault tells by whom
+ * it is missed.  Returns true if the page is there already: nobody else will
+ * wake the thread then.
  */
 bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
-                         ram_addr_t start);
+                         ram_addr_t start, const PostcopyFault *fault);
 
 /*
  * The source has resumed: let requests pass again, and ask again for all that
@@ -42,7 +44,14 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
  */
 void postcopy_fault_ask_again(MigrationIncomingState *mis);
 
-/* Fill in the counts of faults, if there was a postcopy */
+/*
+ * One of the channels from the source cannot be used any more: break the other
+ * one too, so that postcopy pauses and can be recovered as a whole.  Called by
+ * the thread that has met the error.
+ */
+void postcopy_fault_channel_broken(MigrationIncomingState *mis);
+
+/* Fill in counts and latencies of faults, if there was a postcopy */
 void postcopy_fault_fill_info(MigrationInfo *info);
 
 #endif

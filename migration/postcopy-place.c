@@ -64,16 +64,20 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
      */
     bool wake = postcopy_request_uffd_waits(r, host);
     void *mirror = postcopy_mirror(rb, start);
+    PostcopyPlaceMethod method = POSTCOPY_PLACE_NONE;
     bool waits;
 
     for (size_t done = 0; done < size;) {
         int64_t ret;
 
         if (from && from == mirror) {
+            method = POSTCOPY_PLACE_CONTINUE;
             ret = try_continue(ufd, host + done, size - done, wake);
         } else if (from) {
+            method = POSTCOPY_PLACE_COPY;
             ret = try_copy(ufd, host + done, from + done, size - done, wake);
         } else {
+            method = POSTCOPY_PLACE_ZERO;
             ret = try_zero(ufd, host + done, size - done, wake);
         }
         if (ret == -EAGAIN) {
@@ -97,6 +101,7 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
             /* Received twice.  The kernel has not woken anybody. */
             trace_postcopy_place_exists(qemu_ram_get_idstr(rb), start);
             wake = false;
+            method = POSTCOPY_PLACE_NONE;
             break;
         }
         if (ret < 0) {
@@ -108,11 +113,10 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
         done += ret;
     }
 
-    waits = postcopy_request_complete(r, rb, start, host);
+    waits = postcopy_request_complete(r, rb, start, host, method, size, wake);
     if (waits && !wake) {
         uffd_wakeup(ufd, host, size);
     }
-    trace_postcopy_place(qemu_ram_get_idstr(rb), start, from == NULL, waits,
-                         wake);
+    trace_postcopy_place(qemu_ram_get_idstr(rb), start, method, waits, wake);
     return 0;
 }

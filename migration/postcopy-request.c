@@ -6,11 +6,19 @@
 
 #include "qemu/osdep.h"
 #include "qemu/lockable.h"
+#include "qemu/timer.h"
 #include "postcopy-request.h"
+
+typedef struct Wait {
+    int cpu;
+    int64_t since;
+} Wait;
 
 typedef struct Request {
     RAMBlock *rb;
     ram_addr_t start;
+    /* Waits: all faults, the first one first */
+    GArray *waits;
     /* PostcopyWaiters; NULL until the first one */
     GPtrArray *waiters;
     /* A thread waits in userfaultfd */
@@ -30,6 +38,7 @@ struct PostcopyRequests {
     /* The last entry of pages has gone */
     QemuCond empty;
     PostcopyRequestCounts counts;
+    PostcopyMeter meter;
 };
 
 static void request_free(gpointer opaque)
@@ -39,6 +48,7 @@ static void request_free(gpointer opaque)
     if (req->waiters) {
         g_ptr_array_unref(req->waiters);
     }
+    g_array_unref(req->waits);
     g_free(req);
 }
 
@@ -51,6 +61,7 @@ PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
     qemu_cond_init(&r->empty);
     r->pages = g_hash_table_new_full(NULL, NULL, NULL, request_free);
     r->claims = g_hash_table_new(NULL, NULL);
+    postcopy_meter_init(&r->meter);
     return r;
 }
 
@@ -58,6 +69,7 @@ void postcopy_requests_free(PostcopyRequests *r)
 {
     g_hash_table_unref(r->pages);
     g_hash_table_unref(r->claims);
+    postcopy_meter_destroy(&r->meter);
     qemu_cond_destroy(&r->empty);
     qemu_mutex_destroy(&r->lock);
     g_free(r);
@@ -67,6 +79,7 @@ void postcopy_requests_start(PostcopyRequests *r)
 {
     QEMU_LOCK_GUARD(&r->lock);
     r->counts = (PostcopyRequestCounts) { };
+    postcopy_meter_reset(&r->meter);
     r->active = true;
 }
 
@@ -78,8 +91,9 @@ void postcopy_requests_stop(PostcopyRequests *r)
 
 PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
                                          ram_addr_t start, void *host,
-                                         PostcopyWaiter *waiter)
+                                         const PostcopyFault *fault)
 {
+    PostcopyWaiter *waiter = fault->waiter;
     Request *req;
     bool again = false;
     PostcopyPageState state = POSTCOPY_PAGE_ASKED;
@@ -96,11 +110,18 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
         waiter->kicked = NULL;
     }
 
+    if (!waiter) {
+        r->counts.uffd++;
+        r->counts.uffd_minor += fault->minor;
+        r->counts.uffd_reads += fault->first;
+    }
+
     if (!r->active || r->ops->received(rb, start)) {
         if (waiter) {
             r->counts.populated++;
         } else {
-            r->counts.uffd++;
+            r->counts.uffd_spurious++;
+            r->counts.wakes++;
         }
         return POSTCOPY_PAGE_RECEIVED;
     }
@@ -110,6 +131,7 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
         req = g_new0(Request, 1);
         req->rb = rb;
         req->start = start;
+        req->waits = g_array_new(false, false, sizeof(Wait));
         g_hash_table_insert(r->pages, host, req);
         r->counts.requests++;
         state = POSTCOPY_PAGE_ASK;
@@ -124,7 +146,11 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
         r->counts.exits += !again;
     } else {
         req->uffd = true;
-        r->counts.uffd++;
+    }
+    if (!again) {
+        Wait wait = { fault->cpu, get_clock() };
+
+        g_array_append_val(req->waits, wait);
     }
     return state;
 }
@@ -157,20 +183,37 @@ bool postcopy_request_uffd_waits(PostcopyRequests *r, void *host)
 }
 
 bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
-                               ram_addr_t start, void *host)
+                               ram_addr_t start, void *host,
+                               PostcopyPlaceMethod method, size_t bytes,
+                               bool woke)
 {
     g_autoptr(GPtrArray) waiters = NULL;
     Request *req;
     bool uffd;
 
     WITH_QEMU_LOCK_GUARD(&r->lock) {
+        int64_t now;
+
+        r->counts.bytes[method] += bytes;
+        r->counts.duplicates += method == POSTCOPY_PLACE_NONE;
         r->ops->set_received(rb, start);
         g_hash_table_remove(r->claims, host);
         req = g_hash_table_lookup(r->pages, host);
+        uffd = req && req->uffd;
+        if (woke || uffd) {
+            r->counts.wakes++;
+        } else {
+            r->counts.wakes_saved++;
+        }
         if (!req) {
             return false;
         }
-        uffd = req->uffd;
+        now = get_clock();
+        for (guint i = 0; i < req->waits->len; i++) {
+            Wait *wait = &g_array_index(req->waits, Wait, i);
+
+            postcopy_meter_add(&r->meter, wait->cpu, now - wait->since);
+        }
         waiters = g_steal_pointer(&req->waiters);
         for (guint i = 0; waiters && i < waiters->len; i++) {
             PostcopyWaiter *waiter = g_ptr_array_index(waiters, i);
@@ -199,7 +242,11 @@ bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
                             ram_addr_t start, void *host)
 {
     QEMU_LOCK_GUARD(&r->lock);
-    return !r->ops->received(rb, start) && g_hash_table_add(r->claims, host);
+    if (!r->ops->received(rb, start) && g_hash_table_add(r->claims, host)) {
+        return true;
+    }
+    r->counts.duplicates++;
+    return false;
 }
 
 void postcopy_requests_unclaim_all(PostcopyRequests *r)
@@ -238,6 +285,33 @@ void postcopy_requests_counts(PostcopyRequests *r,
 {
     QEMU_LOCK_GUARD(&r->lock);
     *counts = r->counts;
+}
+
+void postcopy_requests_meter(PostcopyRequests *r, PostcopyMeter *meter)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    postcopy_meter_copy(meter, &r->meter);
+}
+
+unsigned postcopy_requests_outstanding(PostcopyRequests *r,
+                                       PostcopyOldest *oldest)
+{
+    int64_t now = get_clock(), since = now;
+    GHashTableIter iter;
+    gpointer value;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    g_hash_table_iter_init(&iter, r->pages);
+    while (g_hash_table_iter_next(&iter, NULL, &value)) {
+        Request *req = value;
+        Wait *wait = &g_array_index(req->waits, Wait, 0);
+
+        if (wait->since <= since) {
+            since = wait->since;
+            *oldest = (PostcopyOldest) { req->rb, req->start, now - since };
+        }
+    }
+    return g_hash_table_size(r->pages);
 }
 
 void postcopy_waiter_init(PostcopyWaiter *waiter)

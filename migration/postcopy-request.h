@@ -9,6 +9,7 @@
 
 #include "qemu/thread.h"
 #include "exec/cpu-common.h"
+#include "postcopy-meter.h"
 
 /*
  * One entry per host page that was asked for and has not come.  All functions
@@ -42,6 +43,32 @@ typedef struct PostcopyWaiter {
     void *kicked;
 } PostcopyWaiter;
 
+/* A fault, as one of the two front ends learned of it */
+typedef struct PostcopyFault {
+    /* cpu_index of the vCPU that waits; -1 for any other thread */
+    int cpu;
+    /*
+     * Of a vCPU that has left KVM_RUN, which goes on to
+     * postcopy_request_wait() unless the page has been received; NULL for
+     * userfaultfd, whose threads wait in the kernel: if the page has been
+     * received, the caller must wake them.
+     */
+    PostcopyWaiter *waiter;
+    /* For userfaultfd: the page is in the file, but not mapped */
+    bool minor;
+    /* For userfaultfd: the first one that a read() returned */
+    bool first;
+} PostcopyFault;
+
+typedef enum PostcopyPlaceMethod {
+    /* Nothing was placed, since the page was there */
+    POSTCOPY_PLACE_NONE,
+    POSTCOPY_PLACE_COPY,
+    POSTCOPY_PLACE_ZERO,
+    POSTCOPY_PLACE_CONTINUE,
+    POSTCOPY_PLACE__MAX,
+} PostcopyPlaceMethod;
+
 typedef struct PostcopyRequestCounts {
     /* Faults that came by vCPU exits; the page had not been received */
     uint64_t exits;
@@ -49,8 +76,21 @@ typedef struct PostcopyRequestCounts {
     uint64_t populated;
     /* Faults that came by userfaultfd */
     uint64_t uffd;
+    /* Of these, pages that were in the file but not mapped */
+    uint64_t uffd_minor;
+    /* Of these, pages that had been received when the fault was read */
+    uint64_t uffd_spurious;
+    /* Reads of userfaultfd that returned faults */
+    uint64_t uffd_reads;
     /* Pages that were asked for */
     uint64_t requests;
+    /* Pages that came once more */
+    uint64_t duplicates;
+    /* Pages with which userfaultfd waiters were woken, and without */
+    uint64_t wakes;
+    uint64_t wakes_saved;
+    /* Bytes by method of placement */
+    uint64_t bytes[POSTCOPY_PLACE__MAX];
 } PostcopyRequestCounts;
 
 typedef enum PostcopyPageState {
@@ -80,17 +120,13 @@ void postcopy_requests_stop(PostcopyRequests *r);
  *
  * @start: byte offset in @rb, aligned to the page size of @rb
  * @host: address of that page in this process
- * @waiter: of a vCPU that has left KVM_RUN, which goes on to
- *     postcopy_request_wait() unless the page has been received; NULL for
- *     userfaultfd, whose threads wait in the kernel: if the page has been
- *     received, the caller must wake them
  *
  * With POSTCOPY_PAGE_ASK, the request must be sent; if that fails, the entry
  * stays, to be sent again by postcopy_requests_foreach() on recovery.
  */
 PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
                                          ram_addr_t start, void *host,
-                                         PostcopyWaiter *waiter);
+                                         const PostcopyFault *fault);
 
 /**
  * postcopy_request_wait: sleep until the page has come
@@ -110,6 +146,10 @@ bool postcopy_request_uffd_waits(PostcopyRequests *r, void *host);
 /**
  * postcopy_request_complete: the data of a page was placed
  *
+ * @method: how
+ * @bytes: size of the page
+ * @woke: the placement has woken userfaultfd waiters
+ *
  * Marks the page as received and wakes the waiters of vCPUs.  Returns whether
  * a userfaultfd waiter is known, which the caller has to wake with the kernel
  * unless the placement did.
@@ -120,7 +160,9 @@ bool postcopy_request_uffd_waits(PostcopyRequests *r, void *host);
  * reported it wakes it.  A fault that is never reported found the page.
  */
 bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
-                               ram_addr_t start, void *host);
+                               ram_addr_t start, void *host,
+                               PostcopyPlaceMethod method, size_t bytes,
+                               bool woke);
 
 /**
  * postcopy_request_claim: become the only one to fill a page where it lies
@@ -145,6 +187,20 @@ void postcopy_requests_wait_empty(PostcopyRequests *r);
 
 void postcopy_requests_counts(PostcopyRequests *r,
                               PostcopyRequestCounts *counts);
+
+/* @meter as for postcopy_meter_copy() */
+void postcopy_requests_meter(PostcopyRequests *r, PostcopyMeter *meter);
+
+typedef struct PostcopyOldest {
+    RAMBlock *rb;
+    ram_addr_t start;
+    /* How long ago it was missed for the first time */
+    uint64_t age_ns;
+} PostcopyOldest;
+
+/* Returns the number of outstanding pages; @oldest is set unless it is 0 */
+unsigned postcopy_requests_outstanding(PostcopyRequests *r,
+                                       PostcopyOldest *oldest);
 
 void postcopy_waiter_init(PostcopyWaiter *waiter);
 void postcopy_waiter_destroy(PostcopyWaiter *waiter);

@@ -219,7 +219,7 @@ class Lab:
             *("-kernel", kernel.stdout.strip(), "-initrd", archive),
             *("-append", " ".join(append + self.append.split())),
             *("-chardev", f"{serial},id=serial", "-device", "isa-serial,chardev=serial"),
-            *("-netdev", "user,id=net,restrict=on", "-device", "virtio-net-pci,netdev=net,romfile="),
+            *("-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="),
             *("-chardev", f"socket,id=qmp,fd={theirs.fileno()}", "-mon", "qmp,mode=control"),
         ]
         log = open(self.dir / "qemu.log", "wb")

@@ -19,6 +19,7 @@ from initramfs import BUILD
 from lab import CommandFailed, LabError
 from qemu.qmp import QMPError, StateError
 from qemu.qmp.legacy import QEMUMonitorProtocol
+from wire import Wire
 
 FORK = "build/fork/qemu-system-x86_64"
 STOCK = "build/stock/qemu-system-x86_64"
@@ -165,6 +166,7 @@ class Pair:
                         [*arguments, *destination_options, "-incoming", "defer"], options)]
         self.sides = []
         self.proxy = None
+        self.wires = []
 
     def __enter__(self):
         try:
@@ -186,6 +188,8 @@ class Pair:
         for side in self.sides:
             side.end()
         self.cut()
+        for wire in self.wires:
+            wire.cut()
         if error:
             error.add_note(self.keep_logs())
 
@@ -202,11 +206,16 @@ class Pair:
 
     # Migration
 
-    def listen(self):
+    def listen(self, command="migrate-incoming"):
         """Let the destination listen; returns the URI for the source."""
-        uri = f"tcp:127.0.0.1:{next(self.ports)}"
-        self.destination.cmd("migrate-incoming", uri=uri)
-        return uri
+        port = next(self.ports)
+        self.destination.cmd(command, uri=f"tcp:0.0.0.0:{port}")
+        return f"tcp:127.0.0.1:{port}"
+
+    def wire(self, uri, **options):
+        """Put a wire.Wire before the destination that listens at uri."""
+        self.wires.append(Wire(self.lab.host_port(int(uri.rsplit(":", 1)[1])), **options))
+        return self.wires[-1]
 
     def wait_paused(self):
         for side in self.sides:
@@ -214,9 +223,7 @@ class Pair:
 
     def recover(self):
         """Go on with a migration that is paused on both sides."""
-        uri = f"tcp:127.0.0.1:{next(self.ports)}"
-        self.destination.cmd("migrate-recover", uri=uri)
-        self.source.cmd("migrate", uri=uri, resume=True)
+        self.source.cmd("migrate", uri=self.listen("migrate-recover"), resume=True)
         until(lambda: all(side.status() in ("postcopy-active", "completed") for side in self.sides),
               "recovery")
 

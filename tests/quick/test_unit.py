@@ -11,8 +11,9 @@ FORK = ROOT / "build/fork"
 SRC = ROOT / "build/src"
 # The test, and what of QEMU it tests.
 SOURCES = {
-    "test-postcopy-request": ["migration/postcopy-request.c"],
-    "test-postcopy-place": ["migration/postcopy-place.c", "migration/postcopy-request.c"],
+    "test-postcopy-request": ["migration/postcopy-request.c", "migration/postcopy-meter.c"],
+    "test-postcopy-place": ["migration/postcopy-place.c", "migration/postcopy-request.c",
+                            "migration/postcopy-meter.c"],
 }
 
 

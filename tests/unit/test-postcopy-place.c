@@ -110,7 +110,8 @@ static void *fault_thread(void *opaque)
         }
         page = (msg.arg.pagefault.address - (uintptr_t)ram) / page_size;
         switch (postcopy_request_begin(requests, block, page * page_size,
-                                       ram + page * page_size, NULL)) {
+                                       ram + page * page_size,
+                                       &(PostcopyFault) { .cpu = -1 })) {
         case POSTCOPY_PAGE_ASK:
             ask(page);
             break;

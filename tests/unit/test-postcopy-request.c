@@ -58,13 +58,16 @@ static PostcopyRequests *setup(void)
 static PostcopyPageState begin(PostcopyRequests *r, unsigned page,
                                PostcopyWaiter *waiter)
 {
+    PostcopyFault fault = { .cpu = waiter ? 0 : -1, .waiter = waiter };
+
     return postcopy_request_begin(r, block, page * PAGE,
-                                  host_memory + page * PAGE, waiter);
+                                  host_memory + page * PAGE, &fault);
 }
 
 static void complete(PostcopyRequests *r, unsigned page)
 {
-    postcopy_request_complete(r, block, page * PAGE, host_memory + page * PAGE);
+    postcopy_request_complete(r, block, page * PAGE, host_memory + page * PAGE,
+                              POSTCOPY_PLACE_COPY, PAGE, false);
 }
 
 static void count(RAMBlock *rb, ram_addr_t start, void *opaque)
@@ -79,8 +82,10 @@ static void test_once(void)
 {
     PostcopyRequests *r = setup();
     PostcopyRequestCounts counts;
+    PostcopyOldest oldest;
     unsigned pages[PAGES] = { };
 
+    g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 0);
     g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_ASK);
     g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_ASKED);
     g_assert_cmpint(begin(r, 2, NULL), ==, POSTCOPY_PAGE_ASK);
@@ -90,7 +95,11 @@ static void test_once(void)
     g_assert_cmpuint(pages[2], ==, 1);
     g_assert_cmpuint(pages[3], ==, 0);
 
+    g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 2);
+    g_assert_cmpuint(oldest.start, ==, PAGE);
     complete(r, 1);
+    g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 1);
+    g_assert_cmpuint(oldest.start, ==, 2 * PAGE);
     g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_RECEIVED);
     memset(pages, 0, sizeof(pages));
     postcopy_requests_foreach(r, count, pages);
@@ -105,9 +114,60 @@ static void test_once(void)
 
     postcopy_requests_counts(r, &counts);
     g_assert_cmpuint(counts.uffd, ==, 5);
+    g_assert_cmpuint(counts.uffd_spurious, ==, 2);
     g_assert_cmpuint(counts.requests, ==, 2);
     g_assert_cmpuint(counts.exits, ==, 0);
+    /* Pages 1 and 2 had waiters; faults on 1 and 3 were read late */
+    g_assert_cmpuint(counts.wakes, ==, 4);
+    g_assert_cmpuint(counts.wakes_saved, ==, 1);
+    g_assert_cmpuint(counts.bytes[POSTCOPY_PLACE_COPY], ==, 3 * PAGE);
     postcopy_requests_free(r);
+}
+
+/* A page that is filled where it lies is filled by one thread, and once */
+static void test_claim(void)
+{
+    PostcopyRequests *r = setup();
+    PostcopyRequestCounts counts;
+
+    g_assert_true(postcopy_request_claim(r, block, 0, host_memory));
+    g_assert_false(postcopy_request_claim(r, block, 0, host_memory));
+    postcopy_requests_unclaim_all(r);
+    g_assert_true(postcopy_request_claim(r, block, 0, host_memory));
+    complete(r, 0);
+    g_assert_false(postcopy_request_claim(r, block, 0, host_memory));
+
+    postcopy_requests_counts(r, &counts);
+    g_assert_cmpuint(counts.duplicates, ==, 2);
+    postcopy_requests_free(r);
+}
+
+static void test_meter(void)
+{
+    PostcopyMeter meter, copy;
+
+    postcopy_meter_init(&meter);
+    g_assert_cmpuint(postcopy_meter_mean(&meter), ==, 0);
+    postcopy_meter_add(&meter, 2, 0);
+    postcopy_meter_add(&meter, 2, 1999);
+    postcopy_meter_add(&meter, -1, 2000);
+    postcopy_meter_add(&meter, -1, UINT64_MAX / 8);
+    postcopy_meter_copy(&copy, &meter);
+    postcopy_meter_reset(&meter);
+    g_assert_cmpuint(meter.dist[0], ==, 0);
+    g_assert_cmpuint(meter.vcpus->len, ==, 0);
+    g_assert_cmpuint(copy.dist[0], ==, 2);
+    g_assert_cmpuint(copy.dist[1], ==, 1);
+    g_assert_cmpuint(copy.dist[POSTCOPY_METER_BUCKETS - 1], ==, 1);
+    g_assert_cmpuint(copy.vcpus->len, ==, 3);
+    g_assert_cmpuint(postcopy_latency_mean(&g_array_index(copy.vcpus,
+                                                          PostcopyLatency, 1)),
+                     ==, 0);
+    g_assert_cmpuint(postcopy_latency_mean(&g_array_index(copy.vcpus,
+                                                          PostcopyLatency, 2)),
+                     ==, 999);
+    postcopy_meter_destroy(&copy);
+    postcopy_meter_destroy(&meter);
 }
 
 static void test_stopped(void)
@@ -144,6 +204,7 @@ static void test_waiters(void)
 {
     PostcopyRequests *r = setup();
     PostcopyRequestCounts counts;
+    PostcopyMeter meter;
     QemuThread threads[VCPUS];
     Wait waits[VCPUS];
 
@@ -165,6 +226,10 @@ static void test_waiters(void)
     postcopy_requests_counts(r, &counts);
     g_assert_cmpuint(counts.exits, ==, VCPUS);
     g_assert_cmpuint(counts.requests, ==, 1);
+    postcopy_requests_meter(r, &meter);
+    g_assert_cmpuint(g_array_index(meter.vcpus, PostcopyLatency, 0).count, ==,
+                     VCPUS);
+    postcopy_meter_destroy(&meter);
     postcopy_requests_free(r);
 }
 
@@ -332,6 +397,8 @@ int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/postcopy-request/once", test_once);
+    g_test_add_func("/postcopy-request/claim", test_claim);
+    g_test_add_func("/postcopy-request/meter", test_meter);
     g_test_add_func("/postcopy-request/stopped", test_stopped);
     g_test_add_func("/postcopy-request/waiters", test_waiters);
     g_test_add_func("/postcopy-request/kick", test_kick);
