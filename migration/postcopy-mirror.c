@@ -35,7 +35,7 @@ static const char *obstacle(RAMBlock *rb, bool shared)
     if (uffd_query_features(&features) || !(features & needed)) {
         return "userfaultfd without minor faults for such memory";
     }
-    /* For postcopy_receive_begin(); no length: just the question */
+    /* For postcopy_mirror_populate(); no length: just the question */
     if (qemu_madvise(rb->host, 0, QEMU_MADV_POPULATE_WRITE)) {
         return "no MADV_POPULATE_WRITE";
     }
@@ -69,6 +69,19 @@ void postcopy_mirror_close(RAMBlock *rb)
         munmap(rb->postcopy_mirror, rb->postcopy_length);
         rb->postcopy_mirror = NULL;
     }
+}
+
+int postcopy_mirror_populate(void *page, size_t size)
+{
+    while (qemu_madvise(page, size, QEMU_MADV_POPULATE_WRITE)) {
+        if (errno == EFAULT) {
+            return -ENOMEM; /* what would have been SIGBUS */
+        }
+        if (errno != EINTR && errno != EAGAIN) {
+            return -errno;
+        }
+    }
+    return 0;
 }
 
 void *postcopy_mirror(RAMBlock *rb, ram_addr_t start)

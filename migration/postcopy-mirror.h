@@ -28,6 +28,15 @@ uint64_t postcopy_mirror_open(RAMBlock *rb, bool shared);
 /* When all pages have come; does nothing if @rb has no mirror */
 void postcopy_mirror_close(RAMBlock *rb);
 
+/**
+ * postcopy_mirror_populate: get memory for a page of the mirror
+ *
+ * @page: its address in the mirror, @size in bytes.  A write to it would do as
+ * well, but where there is no memory it would end QEMU by SIGBUS.  Returns 0,
+ * or negative errno.
+ */
+int postcopy_mirror_populate(void *page, size_t size);
+
 /*
  * Address of the byte at @start of @rb in the mirror, or NULL.  Constant while
  * pages are received.

@@ -64,7 +64,7 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
      */
     bool wake = postcopy_request_uffd_waits(r, host);
     void *mirror = postcopy_mirror(rb, start);
-    PostcopyPlaceMethod method = POSTCOPY_PLACE_NONE;
+    PostcopyPlaceMethod method = POSTCOPY_PLACE_COPY;
     bool waits;
 
     for (size_t done = 0; done < size;) {
@@ -74,7 +74,6 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
             method = POSTCOPY_PLACE_CONTINUE;
             ret = try_continue(ufd, host + done, size - done, wake);
         } else if (from) {
-            method = POSTCOPY_PLACE_COPY;
             ret = try_copy(ufd, host + done, from + done, size - done, wake);
         } else {
             method = POSTCOPY_PLACE_ZERO;
@@ -88,21 +87,24 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
              * The file has the page, though nobody sees it yet: a part came
              * before the connection broke, or it belongs to a huge page.
              */
-            if (from) {
-                memcpy(mirror, from, size);
-            } else {
-                memset(mirror, 0, size);
+            ret = postcopy_mirror_populate(mirror, size);
+            if (!ret) {
+                if (from) {
+                    memcpy(mirror, from, size);
+                } else {
+                    memset(mirror, 0, size);
+                }
+                from = mirror;
+                done = 0;
+                continue;
             }
-            from = mirror;
-            done = 0;
-            continue;
         }
-        if (ret == -EEXIST) {
-            /* Received twice.  The kernel has not woken anybody. */
-            trace_postcopy_place_exists(qemu_ram_get_idstr(rb), start);
-            wake = false;
-            method = POSTCOPY_PLACE_NONE;
-            break;
+        if (ret == -EEXIST && size > qemu_real_host_page_size()) {
+            /*
+             * Nobody else has placed the page: Linux (6.12 and 6.18 do)
+             * answers so where it could not allocate a huge page.
+             */
+            ret = -ENOMEM;
         }
         if (ret < 0) {
             error_report("postcopy: cannot place the page at offset 0x"

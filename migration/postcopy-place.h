@@ -20,10 +20,13 @@
  *     if it was filled there
  * @size: of the host page in bytes
  *
- * A page that is there already is left as it is, which counts as success.
- * If @rb has a mirror, the caller has claimed the page.
- * Returns 0, or negative errno after it has reported the error.  Any thread,
- * no locks needed.
+ * The caller has claimed the page (postcopy_request_claim()).
+ * Returns 0, or negative errno after it has reported the error: -ENOENT if the
+ * memory is not registered (any more), -ESRCH if its process has ended, -ENOMEM
+ * if there is none for the page, -EEXIST if there is a page that was never
+ * received.  The page has not been received then, and can be placed later.
+ * EAGAIN of the kernel is tried again, from where it stopped.
+ * Any thread, no locks needed.
  */
 int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
                    ram_addr_t start, void *host, void *from, size_t size);

@@ -6,7 +6,6 @@
 
 #include "qemu/osdep.h"
 #include "qemu/error-report.h"
-#include "qemu/madvise.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "postcopy-mirror.h"
@@ -20,35 +19,30 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
 {
     ram_addr_t start = page->host_addr - (void *)rb->host;
     void *mirror = postcopy_mirror(rb, start);
+    int ret;
 
     page->buffer = page->tmp_huge_page;
-    if (!mirror) {
-        return 0;
-    }
-    if (!postcopy_request_claim(mis->page_requests, rb, start,
-                                page->host_addr)) {
+    page->drop = !postcopy_request_claim(mis->page_requests, rb, start,
+                                         page->host_addr);
+    if (page->drop) {
         /* The guest uses the page, or the other channel fills it: hands off */
         trace_postcopy_receive_twice(rb->idstr, start);
         return 0;
     }
+    if (!mirror) {
+        return 0;
+    }
     page->buffer = mirror;
-    /*
-     * A write to the mirror would get a page as well, but where there is none
-     * it would end QEMU by SIGBUS.  Zeros need no page to be received into.
-     */
-    while (!zero && qemu_madvise(mirror, qemu_ram_pagesize(rb),
-                                 QEMU_MADV_POPULATE_WRITE)) {
-        int err = errno;
-
-        if (err == EINTR || err == EAGAIN) {
-            continue;
-        }
+    if (zero) {
+        return 0;   /* UFFDIO_ZEROPAGE brings its own */
+    }
+    ret = postcopy_mirror_populate(mirror, qemu_ram_pagesize(rb));
+    if (ret) {
         error_report("postcopy: no memory for the page at offset 0x"
                      RAM_ADDR_FMT " of %s: %s", start, rb->idstr,
-                     strerror(err));
-        return -err;
+                     strerror(-ret));
     }
-    return 0;
+    return ret;
 }
 
 int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
@@ -57,7 +51,7 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
     ram_addr_t start = page->host_addr - (void *)rb->host;
     void *mirror = postcopy_mirror(rb, start);
 
-    if (mirror && page->buffer != mirror) {
+    if (page->drop) {
         return 0;
     }
     /* Small zero pages were not written to the mirror */

@@ -33,7 +33,7 @@ struct PostcopyRequests {
     bool active;
     /* Host page (in this process) -> Request */
     GHashTable *pages;
-    /* Host pages that somebody fills where they lie; a set */
+    /* Host pages that somebody places; a set */
     GHashTable *claims;
     /* The last entry of pages has gone */
     QemuCond empty;
@@ -195,7 +195,6 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
         int64_t now;
 
         r->counts.bytes[method] += bytes;
-        r->counts.duplicates += method == POSTCOPY_PLACE_NONE;
         r->ops->set_received(rb, start);
         g_hash_table_remove(r->claims, host);
         req = g_hash_table_lookup(r->pages, host);

@@ -61,8 +61,6 @@ typedef struct PostcopyFault {
 } PostcopyFault;
 
 typedef enum PostcopyPlaceMethod {
-    /* Nothing was placed, since the page was there */
-    POSTCOPY_PLACE_NONE,
     POSTCOPY_PLACE_COPY,
     POSTCOPY_PLACE_ZERO,
     POSTCOPY_PLACE_CONTINUE,
@@ -84,7 +82,7 @@ typedef struct PostcopyRequestCounts {
     uint64_t uffd_reads;
     /* Pages that were asked for */
     uint64_t requests;
-    /* Pages that came once more */
+    /* Pages that came once more, and were dropped */
     uint64_t duplicates;
     /* Pages with which userfaultfd waiters were woken, and without */
     uint64_t wakes;
@@ -165,7 +163,7 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
                                bool woke);
 
 /**
- * postcopy_request_claim: become the only one to fill a page where it lies
+ * postcopy_request_claim: become the only one to place a page
  *
  * Returns false if the page has been received, so that the guest may use it,
  * or if somebody has claimed it.  postcopy_request_complete() ends the claim.

@@ -50,7 +50,7 @@ def listens(lab, port):
 class Side:
     """One QEMU in the lab, with the guest in it."""
 
-    def __init__(self, lab, name, qemu, arguments, options):
+    def __init__(self, lab, name, qemu, arguments, options, traced=True, wrapper=()):
         self.lab = lab
         self.name = name
         self.console = f"/tmp/{name}.console"
@@ -59,12 +59,12 @@ class Side:
         self.qmp = None
         lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
         argv = [
-            qemu, *("-name", f"{name},debug-threads=on", "-accel", "kvm", "-cpu", "max"),
+            *wrapper, qemu, *("-name", f"{name},debug-threads=on", "-accel", "kvm", "-cpu", "max"),
             *guest.arguments(name, self.console, payload=guest.PAYLOAD, **options),
             *("-qmp", f"tcp:0.0.0.0:{QMP_PORT[name]},server=on,wait=off", "-pidfile", self.pidfile),
             *arguments,
         ]
-        if qemu == FORK:
+        if traced and qemu == FORK:
             argv += [word for event in TRACE for word in ("-trace", event)] + ["-D", self.trace_log]
         self.job = lab.job("exec " + shlex.join(argv))
 
@@ -146,14 +146,16 @@ class Side:
 class Pair:
     """exits: postcopy-fault-exits of the destination; backend: of memory, for -object;
     capabilities: beside postcopy-ram, or None for pre-copy alone; destination_options: more words
-    of its command line; other options: as for guest.arguments()."""
+    of its command line; tls: directory in L1 with keys.psk; traced: write a trace, for Side.trace();
+    wrapper: words before the destination's command; other options: as for guest.arguments()."""
 
     def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine="pc", memory_mb=32,
                  backend=None, capabilities=("postcopy-preempt",), destination_options=(), cpus=4,
-                 **options):
+                 tls=None, traced=True, wrapper=(), **options):
         self.lab = lab
         self.cpus = cpus
         self.exits = exits
+        self.tls = tls
         self.capabilities = () if capabilities is None else ("postcopy-ram", *capabilities)
         self.ports = iter(range(FIRST_MIGRATION_PORT, FIRST_MIGRATION_PORT + 100))
         arguments = []
@@ -161,9 +163,13 @@ class Pair:
             arguments = ["-object", f"{backend},id=ram,size={memory_mb}M"]
             machine += ",memory-backend=ram"
         options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus}
-        self._sides = [("source", source, arguments, options),
+        self._sides = [("source", source, arguments, options, traced),
                        ("destination", destination,
-                        [*arguments, *destination_options, "-incoming", "defer"], options)]
+                        [*arguments, *destination_options, "-incoming", "defer"], options, traced,
+                        wrapper)]
+        if tls:
+            for (_, _, words, *_), endpoint in zip(self._sides, ("client", "server")):
+                words += ["-object", f"tls-creds-psk,id=tls,endpoint={endpoint},dir={tls}"]
         self.sides = []
         self.proxy = None
         self.wires = []
@@ -177,6 +183,8 @@ class Pair:
                 side.connect()
                 side.cmd("migrate-set-capabilities",
                          capabilities=[{"capability": c, "state": True} for c in self.capabilities])
+                if self.tls:
+                    side.cmd("migrate-set-parameters", tls_creds="tls")
             if self.exits:
                 self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
         except BaseException as e:

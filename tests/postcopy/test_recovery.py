@@ -2,7 +2,13 @@
 """Post-copy that loses its connection while vCPUs wait for pages, and goes on."""
 import pytest
 
-from pair import Pair
+from pair import MIB, Pair, until
+
+BACKENDS = {
+    "memfd": "memory-backend-memfd",
+    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+    "hugetlb-private": "memory-backend-file,mem-path=/dev/hugepages,share=off",
+}
 
 
 def pause(pair):
@@ -45,6 +51,81 @@ def test_recovery(lab, trouble, exits, preempt):
         assert pair.faults()["requests"] > counts["requests"]
         if exits == "on":
             assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
+
+
+@pytest.mark.parametrize("preempt", [True, False], ids=["preempt", "one-channel"])
+@pytest.mark.parametrize("exits", ["on", "off"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_recovery_within_a_page(lab, backend, exits, preempt):
+    """The connection is so slow that it breaks when a part of a huge page has come."""
+    capabilities = ("postcopy-preempt",) if preempt else ()
+    options = {"pattern": "shared", "mem": 16}
+    if "hugetlb" in backend:
+        options = {"pattern": "samehuge", "memory_mb": 64, "mem": 48}
+    with Pair(lab, exits=exits, capabilities=capabilities, backend=BACKENDS[backend], **options) as pair:
+        wire = pair.wire(pair.listen(), rate=2 * MIB)
+        pair.postcopy(wire.uri, bandwidth=64 * MIB)
+        pair.destination.wait_event("timing")
+        until(lambda: pair.faults()["requests"] > 2, "some pages are asked for")
+        wire.cut()
+        pair.wait_paused()
+        pair.recover()
+        pair.finish()
+
+
+def test_recovery_fails_and_is_tried_again(lab):
+    """The connection breaks in the handshake; then nobody comes, and the destination listens anew."""
+    with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
+        pair.postcopy()
+        pair.destination.wait_event("timing")
+        pair.source.cmd("migrate-pause")
+        pair.wait_paused()
+        for stop_after in 1, 100:
+            wire = pair.wire(pair.listen("migrate-recover"), stop_after=stop_after)
+            pair.source.cmd("migrate", uri=wire.uri, resume=True)
+            until(lambda: wire.stopped, "the connection has broken")
+            pair.wait_paused()
+        pair.listen("migrate-recover")
+        pair.recover()
+        pair.finish()
+
+
+@pytest.mark.parametrize("backend", ["hugetlb", "hugetlb-private"])
+def test_no_memory_for_a_page(lab, backend):
+    """The destination's host runs out of huge pages, and gets some more."""
+    pool = "/proc/sys/vm/nr_hugepages"
+    had = lab.run(f"cat {pool}", check=True).output
+    try:
+        with Pair(lab, exits="on", backend=BACKENDS[backend] + ",reserve=off", pattern="samehuge",
+                  memory_mb=64, mem=48) as pair:
+            pair.postcopy(pair.wire(pair.listen(), rate=4 * MIB).uri, bandwidth=64 * MIB)
+            pair.destination.wait_event("timing")
+            used = int(lab.run("awk '/HugePages_Total/ {t=$2} /HugePages_Free/ {print t-$2}' "
+                               "/proc/meminfo", check=True).output)
+            lab.run(f"echo {used + 2} >{pool}", check=True)
+            pair.wait_paused()
+            assert "Cannot allocate memory" in pair.destination.job.output
+            lab.run(f"echo {had.strip()} >{pool}", check=True)
+            pair.recover()
+            pair.finish()
+    finally:
+        lab.run(f"echo {had.strip()} >{pool}", check=True)
+
+
+@pytest.mark.parametrize("preempt", [True, False], ids=["preempt", "one-channel"])
+@pytest.mark.parametrize("backend", [None, "memory-backend-memfd"], ids=["anonymous", "memfd"])
+def test_tls(lab, backend, preempt):
+    """Encrypted, where the channel cannot tell how much it has read; broken and recovered."""
+    lab.run("mkdir -p /tmp/psk && echo qemu:6a1d3a2b >/tmp/psk/keys.psk", check=True)
+    with Pair(lab, exits="on", backend=backend, pattern="shared", mem=16, tls="/tmp/psk",
+              capabilities=("postcopy-preempt",) if preempt else ()) as pair:
+        wire = pair.wire(pair.listen())
+        pair.postcopy(wire.uri)
+        pair.destination.wait_event("timing")
+        wire.cut()
+        pair.wait_paused()
+        pair.recover()
+        pair.finish()
 
 
 def test_recovery_while_the_guest_is_stopped(lab):

@@ -61,6 +61,7 @@ class Wire:
         self.stop_after = stop_after
         self.lie = lie
         self.sockets = []
+        self.stopped = False
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.uri = f"tcp:{HOST}:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -72,8 +73,17 @@ class Wire:
                 destination = socket.create_connection(("127.0.0.1", self.to))
                 self.sockets += [source, destination]
                 forward = self._urgent if self.lie and channel == URGENT else self._copy
-                for args in (forward, source, destination), (self._back, destination, source):
-                    threading.Thread(target=self._run, args=args, daemon=True).start()
+                threading.Thread(target=self._channel, args=(forward, source, destination),
+                                 daemon=True).start()
+
+    def _channel(self, forward, source, destination):
+        back = threading.Thread(target=self._run, args=(self._back, destination, source), daemon=True)
+        back.start()
+        self._run(forward, source, destination)
+        back.join()
+        # What was not read makes a reset of it, as when a machine dies.
+        source.close()
+        destination.close()
 
     @staticmethod
     def _run(fn, a, b):
@@ -97,6 +107,7 @@ class Wire:
             if left is not None:
                 left -= len(data)
                 if not left:
+                    self.stopped = True
                     break
 
     def _urgent(self, a, b):
@@ -114,7 +125,6 @@ class Wire:
         for s in self.sockets:
             with contextlib.suppress(OSError):
                 s.shutdown(socket.SHUT_RDWR)
-            s.close()
 
 
 class Lie:

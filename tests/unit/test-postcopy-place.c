@@ -11,9 +11,11 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include "qemu/atomic.h"
 #include "qemu/thread.h"
+#include "qemu/units.h"
 #include "qemu/userfaultfd.h"
 #include "exec/cpu-common.h"
 #include "../migration/postcopy-mirror.h"
@@ -47,6 +49,11 @@ const char *qemu_ram_get_idstr(RAMBlock *rb)
     return "test";
 }
 
+int postcopy_mirror_populate(void *page, size_t size)
+{
+    return madvise(page, size, MADV_POPULATE_WRITE) ? -errno : 0;
+}
+
 void *postcopy_mirror(RAMBlock *rb, ram_addr_t start)
 {
     return mirror ? mirror + start : NULL;
@@ -74,11 +81,11 @@ static void place(unsigned page)
     void *content = page % 4 ? from : NULL;
 
     from[0] = page % 4 ? page : 0;
+    if (!postcopy_request_claim(requests, block, page * page_size,
+                                ram + page * page_size)) {
+        return;
+    }
     if (mirror) {
-        if (!postcopy_request_claim(requests, block, page * page_size,
-                                    ram + page * page_size)) {
-            return;
-        }
         /* A part came before: seen by nobody, and in the way of a zero page */
         if (page % 8) {
             memset(mirror + page * page_size, 0xff, page_size);
@@ -258,15 +265,215 @@ static void test_late_fault(const void *shared)
     end();
 }
 
-static void test_twice(const void *shared)
+/* A page that came before it was received is not the guest's */
+static void test_eexist(void)
 {
-    start(shared);
+    g_autofree void *from = g_malloc0(qemu_real_host_page_size());
+
+    start(false);
     place(1);
-    place(1);
-    place(4);
-    place(4);
+    received_map[1] = false;
+    g_assert_cmpint(postcopy_place(requests, ufd, block, page_size,
+                                   ram + page_size, from, page_size),
+                    ==, -EEXIST);
+    g_assert_false(received_map[1]);
     g_assert_cmpuint(*(uint64_t *)(ram + page_size), ==, 1);
     end();
+}
+
+/* An address that is not registered: the caller has to end postcopy */
+static void test_enoent(void)
+{
+    g_autofree void *from = g_malloc0(qemu_real_host_page_size());
+
+    start(false);
+    g_assert_cmpint(uffd_unregister_memory(ufd, ram, page_size), ==, 0);
+    g_assert_cmpint(postcopy_place(requests, ufd, block, 0, ram, from,
+                                   page_size), ==, -ENOENT);
+    g_assert_false(received_map[0]);
+    end();
+}
+
+static void send_fd(int to, int fd)
+{
+    char byte = 0, control[CMSG_SPACE(sizeof(fd))] = { };
+    struct iovec iov = { &byte, 1 };
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1,
+        .msg_control = control, .msg_controllen = sizeof(control),
+    };
+    struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+
+    cmsg->cmsg_level = SOL_SOCKET;
+    cmsg->cmsg_type = SCM_RIGHTS;
+    cmsg->cmsg_len = CMSG_LEN(sizeof(fd));
+    memcpy(CMSG_DATA(cmsg), &fd, sizeof(fd));
+    if (sendmsg(to, &msg, 0) != 1) {
+        _exit(1);
+    }
+}
+
+static int receive_fd(int from)
+{
+    char byte, control[CMSG_SPACE(sizeof(int))];
+    struct iovec iov = { &byte, 1 };
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1,
+        .msg_control = control, .msg_controllen = sizeof(control),
+    };
+    int fd;
+
+    g_assert_cmpint(recvmsg(from, &msg, MSG_CMSG_CLOEXEC), ==, 1);
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(fd));
+    return fd;
+}
+
+static int open_ufd(uint64_t features)
+{
+    struct uffdio_api api = { .api = UFFD_API, .features = features };
+    int fd = syscall(__NR_userfaultfd, O_CLOEXEC | O_NONBLOCK |
+                     UFFD_USER_MODE_ONLY);
+
+    return fd >= 0 && !ioctl(fd, UFFDIO_API, &api) ? fd : -1;
+}
+
+/* The process whose memory it is has ended */
+static void test_esrch(void)
+{
+    g_autofree void *from = g_malloc0(qemu_real_host_page_size());
+    int sockets[2], own = ufd, status;
+    pid_t child;
+
+    g_assert_cmpint(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), ==, 0);
+    child = fork();
+    if (!child) {
+        send_fd(sockets[1], open_ufd(0));
+        _exit(0);
+    }
+    ufd = receive_fd(sockets[0]);
+    g_assert_cmpint(waitpid(child, &status, 0), ==, child);
+    g_assert_cmpint(status, ==, 0);
+
+    requests = postcopy_requests_new(&ops);
+    postcopy_requests_start(requests);
+    memset(received_map, 0, sizeof(received_map));
+    page_size = qemu_real_host_page_size();
+    /* Any address: there is none any more */
+    g_assert_cmpint(postcopy_place(requests, ufd, block, 0,
+                                   (void *)(uintptr_t)page_size, from,
+                                   page_size), ==, -ESRCH);
+    g_assert_false(received_map[0]);
+    postcopy_requests_free(requests);
+    close(ufd);
+    close(sockets[0]);
+    close(sockets[1]);
+    ufd = own;
+}
+
+/* The host has no memory for the page: it can be placed later */
+static void test_enomem(void)
+{
+    size_t size = 2 * MiB, length = 2 * MiB;
+    g_autofree char *free_pages = NULL;
+    g_autofree void *from = NULL;
+    uint64_t ioctls;
+    int ret = 0;
+
+    if (!g_file_get_contents("/sys/kernel/mm/hugepages/hugepages-2048kB/"
+                             "free_hugepages", &free_pages, NULL, NULL)) {
+        g_test_skip("the host has no huge pages of 2 MiB");
+        return;
+    }
+    /* One more than there are, and none is reserved */
+    length += strtoul(free_pages, NULL, 10) * size;
+    start(false);
+    munmap(ram, PAGES * page_size);
+    from = g_malloc0(size);
+    ram = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE |
+               MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE | (21 << 26),
+               -1, 0);
+    g_assert(ram != MAP_FAILED);
+    g_assert_cmpint(uffd_register_memory(ufd, ram, length,
+                                         UFFDIO_REGISTER_MODE_MISSING,
+                                         &ioctls), ==, 0);
+    for (size_t at = 0; !ret && at < length; at += size) {
+        ret = postcopy_place(requests, ufd, block, 0, ram + at, from, size);
+    }
+    g_assert_cmpint(ret, ==, -ENOMEM);
+    munmap(ram, length);
+    ram = mmap(NULL, PAGES * page_size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS,
+               -1, 0);
+    end();
+}
+
+static void *remove_page(void *opaque)
+{
+    g_assert_cmpint(madvise(ram + 5 * page_size, page_size, MADV_DONTNEED),
+                    ==, 0);
+    return NULL;
+}
+
+static void *read_event(void *opaque)
+{
+    struct uffd_msg msg;
+
+    g_usleep(20 * 1000);
+    g_assert_cmpint(uffd_read_events(ufd, &msg, 1), ==, 1);
+    g_assert_cmpint(msg.event, ==, UFFD_EVENT_REMOVE);
+    return NULL;
+}
+
+/* The kernel wants to be asked again, and once it has done a part */
+static void test_eagain(void)
+{
+    int own = ufd;
+    struct pollfd pfd;
+    QemuThread remover, reader;
+    struct uffdio_copy copy = { };
+    g_autofree char *from = NULL;
+
+    ufd = open_ufd(UFFD_FEATURE_EVENT_REMOVE);
+    g_assert_cmpint(ufd, >=, 0);
+    start(false);
+
+    /* While somebody waits for an event to be read, nothing can be placed */
+    qemu_thread_create(&remover, "remover", remove_page, NULL,
+                       QEMU_THREAD_JOINABLE);
+    pfd = (struct pollfd) { .fd = ufd, .events = POLLIN };
+    g_assert_cmpint(poll(&pfd, 1, -1), ==, 1);
+    from = g_malloc0(2 * page_size);
+    copy.dst = (uintptr_t)ram + 6 * page_size;
+    copy.src = (uintptr_t)from;
+    copy.len = page_size;
+    g_assert_cmpint(ioctl(ufd, UFFDIO_COPY, &copy), ==, -1);
+    g_assert_cmpint(errno, ==, EAGAIN);
+    g_assert_cmpint(copy.copy, ==, -EAGAIN);
+    qemu_thread_create(&reader, "reader", read_event, NULL,
+                       QEMU_THREAD_JOINABLE);
+    place(6);
+    qemu_thread_join(&reader);
+    qemu_thread_join(&remover);
+    g_assert_cmpuint(*(uint64_t *)(ram + 6 * page_size), ==, 6);
+
+    /* Of two pages, one is there */
+    place(9);
+    copy.dst = (uintptr_t)ram + 8 * page_size;
+    copy.len = 2 * page_size;
+    from[0] = 8;
+    g_assert_cmpint(postcopy_place(requests, ufd, block, 8 * page_size,
+                                   ram + 8 * page_size, from, 2 * page_size),
+                    <, 0);
+    g_assert_cmpuint(*(uint64_t *)(ram + 8 * page_size), ==, 8);
+    g_assert_cmpuint(*(uint64_t *)(ram + 9 * page_size), ==, 9);
+    copy.dst = (uintptr_t)ram + 10 * page_size;
+    place(11);
+    g_assert_cmpint(ioctl(ufd, UFFDIO_COPY, &copy), ==, -1);
+    g_assert_cmpint(errno, ==, EAGAIN);
+    g_assert_cmpint(copy.copy, ==, page_size);
+
+    end();
+    close(ufd);
+    ufd = own;
 }
 
 static void lost(int sig)
@@ -279,14 +486,12 @@ static void lost(int sig)
 
 int main(int argc, char **argv)
 {
-    struct uffdio_api api = { .api = UFFD_API };
     struct sigaction alarmed = { .sa_handler = lost };
 
     g_test_init(&argc, &argv, NULL);
     sigaction(SIGALRM, &alarmed, NULL);
-    ufd = syscall(__NR_userfaultfd, O_CLOEXEC | O_NONBLOCK |
-                  UFFD_USER_MODE_ONLY);
-    if (ufd < 0 || ioctl(ufd, UFFDIO_API, &api)) {
+    ufd = open_ufd(0);
+    if (ufd < 0) {
         g_printerr("userfaultfd: %s\n", strerror(errno));
         return 77;  /* skipped */
     }
@@ -294,12 +499,14 @@ int main(int argc, char **argv)
                          test_late_fault);
     g_test_add_data_func("/postcopy-place/copy/nobody-sleeps-on", NULL,
                          test_nobody_sleeps_on);
-    g_test_add_data_func("/postcopy-place/copy/twice", NULL, test_twice);
     g_test_add_data_func("/postcopy-place/continue/late-fault", (void *)1,
                          test_late_fault);
     g_test_add_data_func("/postcopy-place/continue/nobody-sleeps-on",
                          (void *)1, test_nobody_sleeps_on);
-    g_test_add_data_func("/postcopy-place/continue/twice", (void *)1,
-                         test_twice);
+    g_test_add_func("/postcopy-place/error/eexist", test_eexist);
+    g_test_add_func("/postcopy-place/error/enoent", test_enoent);
+    g_test_add_func("/postcopy-place/error/esrch", test_esrch);
+    g_test_add_func("/postcopy-place/error/enomem", test_enomem);
+    g_test_add_func("/postcopy-place/error/eagain", test_eagain);
     return g_test_run();
 }

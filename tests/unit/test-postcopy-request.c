@@ -8,6 +8,7 @@
 #include <glib-unix.h>
 #include "qemu/atomic.h"
 #include "qemu/bitmap.h"
+#include "qemu/timer.h"
 #include "../migration/postcopy-request.h"
 
 #define PAGE 4096
@@ -269,6 +270,36 @@ static void test_kick(void)
     postcopy_requests_free(r);
 }
 
+/* What a fault costs in here; with "-m perf" */
+static void test_perf(void)
+{
+    enum { FAULTS = 1000 * 1000 };
+    PostcopyRequests *r = setup();
+    PostcopyMeter meter;
+    int64_t begun = get_clock();
+    double ns;
+
+    for (unsigned i = 0; i < FAULTS; i++) {
+        mem.received_map[1] = false;
+        begin(r, 1, NULL);
+        complete(r, 1);
+    }
+    ns = (double)(get_clock() - begun) / FAULTS;
+    g_test_minimized_result(ns, "%.0f ns: a fault in the request core", ns);
+    postcopy_requests_free(r);
+
+    postcopy_meter_init(&meter);
+    begun = get_clock();
+    for (unsigned i = 0; i < FAULTS; i++) {
+        int64_t since = get_clock();
+
+        postcopy_meter_add(&meter, i % VCPUS, get_clock() - since);
+    }
+    ns = (double)(get_clock() - begun) / FAULTS;
+    g_test_minimized_result(ns, "%.0f ns: of which the meter", ns);
+    postcopy_meter_destroy(&meter);
+}
+
 typedef struct Stress {
     PostcopyRequests *r;
     PostcopyWaiter waiters[VCPUS];
@@ -403,5 +434,8 @@ int main(int argc, char **argv)
     g_test_add_func("/postcopy-request/waiters", test_waiters);
     g_test_add_func("/postcopy-request/kick", test_kick);
     g_test_add_func("/postcopy-request/stress", test_stress);
+    if (g_test_perf()) {
+        g_test_add_func("/postcopy-request/perf", test_perf);
+    }
     return g_test_run();
 }
