@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock guest kernel check-quick check check-slow demo lab-shell branch help
+.PHONY: all build stock guest kernel check-quick check check-slow demo soak bench-postcopy lab-shell branch help
 
 # What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
 FORK = qemu-system-x86_64 tests/qtest/migration-test \
@@ -38,6 +38,14 @@ check-slow: stock guest kernel ## all tests there are
 demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then off
 	@build/venv/bin/python tests/demo/demo.py
 
+bench-postcopy: stock guest kernel ## post-copy of stock QEMU and of the fork, exits off and on, measured in the lab
+	@build/venv/bin/python tests/bench/postcopy.py
+
+SOAK ?= 200
+SEED ?= 1
+soak: guest kernel ## SOAK=200 random migrations in the lab, from SEED=1 on, with recoveries
+	@build/venv/bin/python tests/postcopy/soak.py --number $(SOAK) --seed $(SEED)
+
 lab-shell: guest kernel ## a shell in the lab's first-level machine
 	@tests/lab/lab shell
 
@@ -46,4 +54,4 @@ branch:          ## the series as a git branch, one commit per theme: build/bran
 	@scripts/series branch
 
 help:            ## this text
-	@sed -n 's/^\([a-z-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 18

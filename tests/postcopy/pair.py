@@ -229,9 +229,19 @@ class Pair:
         for side in self.sides:
             side.wait_status("postcopy-paused")
 
+    def settled(self):
+        """Wait until each side is paused or has completed; returns which of the two the destination."""
+        def ended():
+            states = [side.status() for side in self.sides]
+            return set(states) <= {"postcopy-paused", "completed"} and states[1]
+        return until(ended, "both sides are paused, or have completed")
+
     def recover(self):
         """Go on with a migration that is paused on both sides."""
         self.source.cmd("migrate", uri=self.listen("migrate-recover"), resume=True)
+        self.wait_recovered()
+
+    def wait_recovered(self):
         until(lambda: all(side.status() in ("postcopy-active", "completed") for side in self.sides),
               "recovery")
 
@@ -286,6 +296,9 @@ class Pair:
         """Wait for the end of the migration, and for the guest's check of its memory."""
         for side in self.sides:
             side.wait_status("completed")
+        self.check_memory()
+
+    def check_memory(self):
         self.destination.wait_event("end")
         report = self.destination.report()
         assert report.intact, f"memory is damaged: {report.all('bad')}, {report.all('end')}"
