@@ -150,7 +150,8 @@ def _programs():
 
 
 def build(out, extra=()):
-    """Write the archive to out. extra: more files of the checkout, by their path in it."""
+    """Write the archive to out. extra: more files of the checkout, by their path in it, and
+    programs of the host, by their absolute path."""
     qemu = FORK / "qemu-system-x86_64"
     if not qemu.exists():
         raise BuildError(f"no {qemu}: run make first")
@@ -158,8 +159,8 @@ def build(out, extra=()):
     if not busybox.exists() or _libraries(busybox):
         raise BuildError("no static /bin/busybox: scripts/deps lab")
 
-    files = [(name, p) for name, p in _programs() if p.is_file()]
-    files += [(str(e), ROOT / e) for e in extra]
+    files = [(f"lab/{name}", p) for name, p in _programs() if p.is_file()]
+    files += [(str(e) if os.path.isabs(e) else f"lab/{e}", ROOT / e) for e in extra]
     out.parent.mkdir(parents=True, exist_ok=True)
     (BUILD / "lab").mkdir(exist_ok=True)
     # One at a time makes the stripped copies.
@@ -181,8 +182,8 @@ def build(out, extra=()):
             for lib in _libraries(path) if elf else ():
                 c.file(lib, _stripped(Path(lib)))
             # Guest payloads may be ELF files of which QEMU needs all.
-            strip = elf and not name.startswith("build/guest/")
-            c.file(f"lab/{name}", _stripped(path) if strip else path)
+            strip = elf and not name.startswith("lab/build/guest/")
+            c.file(name, _stripped(path) if strip else path)
         dirs = firmware_dirs()
         for name in FIRMWARE:
             for d in dirs:

@@ -145,8 +145,9 @@ class Lab:
     """L1 as a context manager; Lab(shell=True) gives the terminal to a shell in L1.
 
     name: the serial log is build/lab/NAME/serial.log. hugepages: of 2 MiB, mounted at
-    /dev/hugepages. extra: more files of the checkout to have below /lab. append: words for
-    Linux's command line. allow: a regular expression of kernel warnings to accept.
+    /dev/hugepages. extra: more files of the checkout to have below /lab, and programs of the
+    host. append: words for Linux's command line. allow: a regular expression of kernel warnings
+    to accept.
     """
 
     def __init__(self, name="lab", cpus=2, memory_mb=2048, hugepages=0, extra=(), append="",
