@@ -26,6 +26,7 @@
 #include "options.h"
 #include "postcopy-fault.h"
 #include "postcopy-ram.h"
+#include "postcopy-receive.h"
 #include "qemu-file.h"
 #include "ram.h"
 #include "trace.h"
@@ -80,10 +81,7 @@ static void ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start)
      * access, place a zeropage.
      */
     if (ramblock_page_is_discarded(rb, start)) {
-        if (postcopy_request_claim(mis->page_requests, rb, start,
-                                   rb->host + start)) {
-            postcopy_place_page_zero(mis, rb->host + start, rb);
-        }
+        postcopy_receive_zero(mis, rb, start);
     } else {
         migrate_send_rp_message_req_pages(mis, rb, start);
     }

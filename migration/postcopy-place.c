@@ -55,14 +55,14 @@ static int64_t try_continue(int ufd, void *host, size_t size, bool wake)
 }
 
 int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
-                   ram_addr_t start, void *host, void *from, size_t size)
+                   ram_addr_t start, void *host, void *from, size_t size,
+                   bool wake)
 {
     /*
-     * Most pages come without having been waited for, and waking nobody costs
-     * a lock that all faults of this process share.  What makes this safe is
-     * told at postcopy_request_complete().
+     * @wake: most pages come without having been waited for, and waking nobody
+     * costs a lock that all faults of this process share.  What makes this
+     * safe is told at postcopy_request_complete().
      */
-    bool wake = postcopy_request_uffd_waits(r, host);
     void *mirror = postcopy_mirror(rb, start);
     PostcopyPlaceMethod method = POSTCOPY_PLACE_COPY;
     bool waits;

@@ -19,6 +19,8 @@
  *     such memory; the page's own address in the mirror (postcopy-mirror.h),
  *     if it was filled there
  * @size: of the host page in bytes
+ * @wake: wake who waits in userfaultfd with the placement; what
+ *     postcopy_request_claim() said
  *
  * The caller has claimed the page (postcopy_request_claim()).
  * Returns 0, or negative errno after it has reported the error: -ENOENT if the
@@ -29,6 +31,7 @@
  * Any thread, no locks needed.
  */
 int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
-                   ram_addr_t start, void *host, void *from, size_t size);
+                   ram_addr_t start, void *host, void *from, size_t size,
+                   bool wake);
 
 #endif

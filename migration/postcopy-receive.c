@@ -9,6 +9,7 @@
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "postcopy-mirror.h"
+#include "postcopy-place.h"
 #include "postcopy-ram.h"
 #include "postcopy-receive.h"
 #include "postcopy-request.h"
@@ -23,7 +24,7 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
 
     page->buffer = page->tmp_huge_page;
     page->drop = !postcopy_request_claim(mis->page_requests, rb, start,
-                                         page->host_addr);
+                                         page->host_addr, &page->wake);
     if (page->drop) {
         /* The guest uses the page, or the other channel fills it: hands off */
         trace_postcopy_receive_twice(rb->idstr, start);
@@ -45,6 +46,25 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
     return ret;
 }
 
+/* @from: as for postcopy_place() */
+static int place(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
+                 void *from, bool wake)
+{
+    void *host = rb->host + start;
+    int ret;
+
+    if (!from && !qemu_ram_is_uf_zeroable(rb)) {
+        from = mis->postcopy_tmp_zero_page;
+    }
+    ret = postcopy_place(mis->page_requests, mis->userfault_fd, rb, start, host,
+                         from, qemu_ram_pagesize(rb), wake);
+    if (ret) {
+        return ret;
+    }
+    mark_postcopy_blocktime_end((uintptr_t)host);
+    return postcopy_notify_shared_wake(rb, start);
+}
+
 int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
                          RAMBlock *rb, void *data)
 {
@@ -57,9 +77,20 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
     /* Small zero pages were not written to the mirror */
     if (page->all_zero &&
         (!mirror || qemu_ram_pagesize(rb) == qemu_target_page_size())) {
-        return postcopy_place_page_zero(mis, page->host_addr, rb);
+        data = NULL;
     }
-    return postcopy_place_page(mis, page->host_addr, data, rb);
+    return place(mis, rb, start, data, page->wake);
+}
+
+void postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
+                           ram_addr_t start)
+{
+    bool wake;
+
+    if (postcopy_request_claim(mis->page_requests, rb, start, rb->host + start,
+                               &wake)) {
+        place(mis, rb, start, NULL, wake);
+    }
 }
 
 void postcopy_receive_abort(MigrationIncomingState *mis)

@@ -34,6 +34,13 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
                          RAMBlock *rb, void *data);
 
 /*
+ * A page that is never sent was missed: place zeros, unless somebody does so
+ * or has.  Any thread, no locks needed.
+ */
+void postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
+                           ram_addr_t start);
+
+/*
  * The connection is broken: pages of which only a part has come will be sent
  * again.  No channel receives meanwhile.
  */

@@ -17,8 +17,9 @@ typedef struct Wait {
 typedef struct Request {
     RAMBlock *rb;
     ram_addr_t start;
-    /* Waits: all faults, the first one first */
-    GArray *waits;
+    /* The first fault; of the others an array of Wait, or NULL */
+    Wait first;
+    GArray *more;
     /* PostcopyWaiters; NULL until the first one */
     GPtrArray *waiters;
     /* A thread waits in userfaultfd */
@@ -48,7 +49,9 @@ static void request_free(gpointer opaque)
     if (req->waiters) {
         g_ptr_array_unref(req->waiters);
     }
-    g_array_unref(req->waits);
+    if (req->more) {
+        g_array_unref(req->more);
+    }
     g_free(req);
 }
 
@@ -131,7 +134,7 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
         req = g_new0(Request, 1);
         req->rb = rb;
         req->start = start;
-        req->waits = g_array_new(false, false, sizeof(Wait));
+        req->first = (Wait) { fault->cpu, get_clock() };
         g_hash_table_insert(r->pages, host, req);
         r->counts.requests++;
         state = POSTCOPY_PAGE_ASK;
@@ -147,10 +150,13 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
     } else {
         req->uffd = true;
     }
-    if (!again) {
+    if (!again && state == POSTCOPY_PAGE_ASKED) {
         Wait wait = { fault->cpu, get_clock() };
 
-        g_array_append_val(req->waits, wait);
+        if (!req->more) {
+            req->more = g_array_new(false, false, sizeof(Wait));
+        }
+        g_array_append_val(req->more, wait);
     }
     return state;
 }
@@ -171,15 +177,6 @@ bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
     waiter->kicked = waiter->page;
     waiter->page = NULL;
     return false;
-}
-
-bool postcopy_request_uffd_waits(PostcopyRequests *r, void *host)
-{
-    Request *req;
-
-    QEMU_LOCK_GUARD(&r->lock);
-    req = g_hash_table_lookup(r->pages, host);
-    return req && req->uffd;
 }
 
 bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
@@ -208,8 +205,9 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
             return false;
         }
         now = get_clock();
-        for (guint i = 0; i < req->waits->len; i++) {
-            Wait *wait = &g_array_index(req->waits, Wait, i);
+        postcopy_meter_add(&r->meter, req->first.cpu, now - req->first.since);
+        for (guint i = 0; req->more && i < req->more->len; i++) {
+            Wait *wait = &g_array_index(req->more, Wait, i);
 
             postcopy_meter_add(&r->meter, wait->cpu, now - wait->since);
         }
@@ -238,10 +236,14 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
 }
 
 bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
-                            ram_addr_t start, void *host)
+                            ram_addr_t start, void *host, bool *uffd)
 {
+    Request *req;
+
     QEMU_LOCK_GUARD(&r->lock);
     if (!r->ops->received(rb, start) && g_hash_table_add(r->claims, host)) {
+        req = g_hash_table_lookup(r->pages, host);
+        *uffd = req && req->uffd;
         return true;
     }
     r->counts.duplicates++;
@@ -303,10 +305,9 @@ unsigned postcopy_requests_outstanding(PostcopyRequests *r,
     g_hash_table_iter_init(&iter, r->pages);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         Request *req = value;
-        Wait *wait = &g_array_index(req->waits, Wait, 0);
 
-        if (wait->since <= since) {
-            since = wait->since;
+        if (req->first.since <= since) {
+            since = req->first.since;
             *oldest = (PostcopyOldest) { req->rb, req->start, now - since };
         }
     }

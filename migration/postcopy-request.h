@@ -134,14 +134,6 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
 bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter);
 
 /**
- * postcopy_request_uffd_waits: does a userfaultfd waiter wait for the page?
- *
- * To be asked before the page is placed: if so, let the placement wake.
- * Waiters that come after the answer are told by postcopy_request_complete().
- */
-bool postcopy_request_uffd_waits(PostcopyRequests *r, void *host);
-
-/**
  * postcopy_request_complete: the data of a page was placed
  *
  * @method: how
@@ -165,11 +157,15 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
 /**
  * postcopy_request_claim: become the only one to place a page
  *
+ * @uffd: set to whether a userfaultfd waiter waits for the page: if so, let
+ *     the placement wake.  Waiters that come after the answer are told by
+ *     postcopy_request_complete().
+ *
  * Returns false if the page has been received, so that the guest may use it,
  * or if somebody has claimed it.  postcopy_request_complete() ends the claim.
  */
 bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
-                            ram_addr_t start, void *host);
+                            ram_addr_t start, void *host, bool *uffd);
 
 /* Who had claims has given up */
 void postcopy_requests_unclaim_all(PostcopyRequests *r);

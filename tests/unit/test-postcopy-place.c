@@ -79,10 +79,11 @@ static void place(unsigned page)
     g_autofree uint64_t *from = g_malloc0(page_size);
     /* Every fourth page is zero */
     void *content = page % 4 ? from : NULL;
+    bool wake;
 
     from[0] = page % 4 ? page : 0;
     if (!postcopy_request_claim(requests, block, page * page_size,
-                                ram + page * page_size)) {
+                                ram + page * page_size, &wake)) {
         return;
     }
     if (mirror) {
@@ -95,7 +96,8 @@ static void place(unsigned page)
         }
     }
     g_assert_cmpint(postcopy_place(requests, ufd, block, page * page_size,
-                                   ram + page * page_size, content, page_size),
+                                   ram + page * page_size, content, page_size,
+                                   wake),
                     ==, 0);
 }
 
@@ -274,7 +276,7 @@ static void test_eexist(void)
     place(1);
     received_map[1] = false;
     g_assert_cmpint(postcopy_place(requests, ufd, block, page_size,
-                                   ram + page_size, from, page_size),
+                                   ram + page_size, from, page_size, true),
                     ==, -EEXIST);
     g_assert_false(received_map[1]);
     g_assert_cmpuint(*(uint64_t *)(ram + page_size), ==, 1);
@@ -289,7 +291,7 @@ static void test_enoent(void)
     start(false);
     g_assert_cmpint(uffd_unregister_memory(ufd, ram, page_size), ==, 0);
     g_assert_cmpint(postcopy_place(requests, ufd, block, 0, ram, from,
-                                   page_size), ==, -ENOENT);
+                                   page_size, true), ==, -ENOENT);
     g_assert_false(received_map[0]);
     end();
 }
@@ -361,7 +363,7 @@ static void test_esrch(void)
     /* Any address: there is none any more */
     g_assert_cmpint(postcopy_place(requests, ufd, block, 0,
                                    (void *)(uintptr_t)page_size, from,
-                                   page_size), ==, -ESRCH);
+                                   page_size, true), ==, -ESRCH);
     g_assert_false(received_map[0]);
     postcopy_requests_free(requests);
     close(ufd);
@@ -397,7 +399,8 @@ static void test_enomem(void)
                                          UFFDIO_REGISTER_MODE_MISSING,
                                          &ioctls), ==, 0);
     for (size_t at = 0; !ret && at < length; at += size) {
-        ret = postcopy_place(requests, ufd, block, 0, ram + at, from, size);
+        ret = postcopy_place(requests, ufd, block, 0, ram + at, from, size,
+                             true);
     }
     g_assert_cmpint(ret, ==, -ENOMEM);
     munmap(ram, length);
@@ -461,7 +464,8 @@ static void test_eagain(void)
     copy.len = 2 * page_size;
     from[0] = 8;
     g_assert_cmpint(postcopy_place(requests, ufd, block, 8 * page_size,
-                                   ram + 8 * page_size, from, 2 * page_size),
+                                   ram + 8 * page_size, from, 2 * page_size,
+                                   true),
                     <, 0);
     g_assert_cmpuint(*(uint64_t *)(ram + 8 * page_size), ==, 8);
     g_assert_cmpuint(*(uint64_t *)(ram + 9 * page_size), ==, 9);

@@ -130,13 +130,17 @@ static void test_claim(void)
 {
     PostcopyRequests *r = setup();
     PostcopyRequestCounts counts;
+    bool uffd;
 
-    g_assert_true(postcopy_request_claim(r, block, 0, host_memory));
-    g_assert_false(postcopy_request_claim(r, block, 0, host_memory));
+    g_assert_true(postcopy_request_claim(r, block, 0, host_memory, &uffd));
+    g_assert_false(uffd);
+    g_assert_false(postcopy_request_claim(r, block, 0, host_memory, &uffd));
     postcopy_requests_unclaim_all(r);
-    g_assert_true(postcopy_request_claim(r, block, 0, host_memory));
+    begin(r, 0, NULL);
+    g_assert_true(postcopy_request_claim(r, block, 0, host_memory, &uffd));
+    g_assert_true(uffd);
     complete(r, 0);
-    g_assert_false(postcopy_request_claim(r, block, 0, host_memory));
+    g_assert_false(postcopy_request_claim(r, block, 0, host_memory, &uffd));
 
     postcopy_requests_counts(r, &counts);
     g_assert_cmpuint(counts.duplicates, ==, 2);
