@@ -59,12 +59,14 @@ def test_recovery(lab, trouble, exits, preempt):
 def test_recovery_within_a_page(lab, backend, exits, preempt):
     """The connection is so slow that it breaks when a part of a huge page has come."""
     capabilities = ("postcopy-preempt",) if preempt else ()
-    options = {"pattern": "shared", "mem": 16}
+    # Slow enough that the source has much left, though buffers on the way take some MiB.
+    options, bandwidth = {"pattern": "shared", "mem": 16}, MIB
     if "hugetlb" in backend:
+        bandwidth = 64 * MIB
         options = {"pattern": "samehuge", "memory_mb": 64, "mem": 48}
     with Pair(lab, exits=exits, capabilities=capabilities, backend=BACKENDS[backend], **options) as pair:
         wire = pair.wire(pair.listen(), rate=2 * MIB)
-        pair.postcopy(wire.uri, bandwidth=64 * MIB)
+        pair.postcopy(wire.uri, bandwidth=bandwidth)
         pair.destination.wait_event("timing")
         until(lambda: pair.faults()["requests"] > 2, "some pages are asked for")
         wire.cut()

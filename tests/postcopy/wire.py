@@ -7,6 +7,7 @@ L1's port forwarding to the destination.
 import contextlib
 import itertools
 import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 ZERO, PAGE, EOS, CONTINUE = 0x02, 0x08, 0x10, 0x20
 PAGE_SIZE = 4096
 CHUNK = 16 << 10
+GRACE_S = 1
 HOST = "10.0.2.2"  # the host, seen from L1
 
 MAIN, URGENT = 0, 1  # the order in which the source connects
@@ -60,8 +62,9 @@ class Wire:
         self.rate = rate
         self.stop_after = stop_after
         self.lie = lie
-        self.sockets = []
+        self.channels = []
         self.stopped = False
+        self.is_cut = False
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.uri = f"tcp:{HOST}:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -71,27 +74,42 @@ class Wire:
             for channel in itertools.count():
                 source, _ = self._listening.accept()
                 destination = socket.create_connection(("127.0.0.1", self.to))
-                self.sockets += [source, destination]
+                self.channels.append((source, destination))
                 forward = self._urgent if self.lie and channel == URGENT else self._copy
                 threading.Thread(target=self._channel, args=(forward, source, destination),
                                  daemon=True).start()
 
     def _channel(self, forward, source, destination):
-        back = threading.Thread(target=self._run, args=(self._back, destination, source), daemon=True)
-        back.start()
-        self._run(forward, source, destination)
-        back.join()
-        # What was not read makes a reset of it, as when a machine dies.
+        ended = threading.Event()
+        ways = [threading.Thread(target=self._run, args=(fn, a, b, ended), daemon=True)
+                for fn, a, b in ((forward, source, destination), (self._back, destination, source))]
+        for way in ways:
+            way.start()
+        ended.wait()
+        # What is under way in the other direction may arrive, unless the channel was cut.
+        for way in ways:
+            way.join(0 if self.is_cut else GRACE_S)
+        self._abort(source, destination)
+        for way in ways:
+            way.join()
         source.close()
         destination.close()
 
     @staticmethod
-    def _run(fn, a, b):
+    def _run(fn, a, b, ended):
         with contextlib.suppress(OSError, Close):
             fn(a, b)
-        for s in a, b:
-            with contextlib.suppress(OSError):
-                s.shutdown(socket.SHUT_RDWR)
+        ended.set()
+
+    @staticmethod
+    def _abort(source, destination):
+        """End what waits for these sockets. To the source, closing them is a reset, as of a machine
+        that died: L1's network would not tell it of a destination that has stopped reading."""
+        with contextlib.suppress(OSError):
+            source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            source.shutdown(socket.SHUT_RD)
+        with contextlib.suppress(OSError):
+            destination.shutdown(socket.SHUT_RDWR)
 
     @staticmethod
     def _back(a, b):
@@ -121,10 +139,10 @@ class Wire:
                     n += 1
 
     def cut(self):
+        self.is_cut = True
         self._listening.close()
-        for s in self.sockets:
-            with contextlib.suppress(OSError):
-                s.shutdown(socket.SHUT_RDWR)
+        for channel in self.channels:
+            self._abort(*channel)
 
 
 class Lie:
