@@ -9,8 +9,12 @@ from wire import Never, Outside, Short, Twice
 
 BACKENDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 # Between different memory and different ways of waiting.
-cases = pytest.mark.parametrize("exits, backend", [("on", "anonymous"), ("off", "anonymous"),
-                                                   ("on", "memfd"), ("off", "memfd")])
+cases = pytest.mark.parametrize("exits, backend", [
+    ("off", "anonymous"),
+    ("on", "memfd"),
+    pytest.param("on", "anonymous", marks=pytest.mark.slow),
+    pytest.param("off", "memfd", marks=pytest.mark.slow),
+])
 
 
 @contextlib.contextmanager

@@ -53,9 +53,24 @@ def test_recovery(lab, trouble, exits, preempt):
             assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
 
 
-@pytest.mark.parametrize("preempt", [True, False], ids=["preempt", "one-channel"])
-@pytest.mark.parametrize("exits", ["on", "off"])
-@pytest.mark.parametrize("backend", BACKENDS)
+slow = pytest.mark.slow
+
+
+# Each of the choices once; all of them in make check-slow.
+@pytest.mark.parametrize("backend, exits, preempt", [
+    ("memfd", "on", True),
+    ("memfd", "off", False),
+    ("hugetlb", "on", False),
+    ("hugetlb", "off", True),
+    ("hugetlb-private", "on", True),
+    pytest.param("memfd", "on", False, marks=slow),
+    pytest.param("memfd", "off", True, marks=slow),
+    pytest.param("hugetlb", "on", True, marks=slow),
+    pytest.param("hugetlb", "off", False, marks=slow),
+    pytest.param("hugetlb-private", "on", False, marks=slow),
+    pytest.param("hugetlb-private", "off", True, marks=slow),
+    pytest.param("hugetlb-private", "off", False, marks=slow),
+])
 def test_recovery_within_a_page(lab, backend, exits, preempt):
     """The connection is so slow that it breaks when a part of a huge page has come."""
     capabilities = ("postcopy-preempt",) if preempt else ()
