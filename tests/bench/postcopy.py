@@ -193,7 +193,7 @@ def migrate(lab, variant, backend, options, count=False):
         src, dst = pair.sides
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
         dst.cmd("migrate-incoming", uri=URIS[options.transport])
-        pair.start(URIS[options.transport], bandwidth=64 * MIB if huge else 64 << 10)
+        pair.start(URIS[options.transport])
         strace = Strace(pair) if count else None
         meter = Meter(pair)
         meter.begin()

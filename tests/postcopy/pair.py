@@ -31,7 +31,8 @@ MIB = 1 << 20
 TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enable",
          "kvm_exit_on_missing_disable", "kvm_exit_on_missing_probe", "postcopy_fault_exit",
          "postcopy_fault_exit_end", "postcopy_fault_ask_again", "postcopy_fault_exits_off",
-         "postcopy_mirror", "postcopy_no_mirror", "postcopy_receive_twice")
+         "postcopy_mirror", "postcopy_no_mirror", "postcopy_receive_twice",
+         "migration_completion_postcopy_end_after_complete")
 
 
 def until(condition, what, timeout=60):
@@ -158,6 +159,8 @@ class Pair:
         self.tls = tls
         self.capabilities = () if capabilities is None else ("postcopy-ram", *capabilities)
         self.ports = iter(range(FIRST_MIGRATION_PORT, FIRST_MIGRATION_PORT + 100))
+        # So slow that nearly all memory is left for post-copy; a page takes half a second at most.
+        self.precopy_bandwidth = 4 * MIB if "huge" in (backend or "") else 64 << 10
         arguments = []
         if backend:
             arguments = ["-object", f"{backend},id=ram,size={memory_mb}M"]
@@ -269,11 +272,12 @@ class Pair:
               "all vCPUs wait for pages")
         return self.faults()
 
-    def start(self, uri=None, bandwidth=64 << 10):
-        """Start pre-copy; by default so slow that nearly all memory is left for post-copy."""
+    def start(self, uri=None, bandwidth=None):
+        """Start pre-copy."""
         uri = uri or self.listen()
         self.source.wait_event("ready")
-        self.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth, downtime_limit=1)
+        self.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth or self.precopy_bandwidth,
+                        downtime_limit=1)
         self.source.cmd("migrate", uri=uri)
         self.source.wait_status("active")
 
@@ -282,13 +286,13 @@ class Pair:
         self.start(bandwidth=64 * MIB)
         self.source.cmd("migrate-set-parameters", downtime_limit=1000)
 
-    def postcopy(self, uri=None, bandwidth=MIB, precopy_bandwidth=64 << 10):
+    def postcopy(self, uri=None, bandwidth=MIB):
         """Migrate to the point where the guest runs on the destination.
 
         bandwidth: of pages that come without being asked for.
         """
         self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
-        self.start(uri, precopy_bandwidth)
+        self.start(uri)
         self.source.cmd("migrate-start-postcopy")
         self.source.wait_status("postcopy-active", "completed")
 

@@ -21,10 +21,10 @@ SHARED = {
 }
 
 
-def migrate(lab, exits, at_least=20, bandwidth=MIB, precopy=64 << 10, **options):
+def migrate(lab, exits, at_least=20, bandwidth=MIB, **options):
     """Migrate a guest of 4 vCPUs; the counts of its faults, and the destination's trace."""
     with Pair(lab, exits=exits, **({"mem": 8} | options)) as pair:
-        pair.postcopy(bandwidth=bandwidth, precopy_bandwidth=precopy)
+        pair.postcopy(bandwidth=bandwidth)
         pair.finish()
         faults = pair.faults()
         print(faults)
@@ -70,7 +70,7 @@ def test_shared_memory(lab, exits, backend):
 @pytest.mark.parametrize("exits", EXITS)
 def test_same_huge_page(lab, exits, backend):
     faults, _ = migrate(lab, exits, at_least=5, pattern="samehuge", memory_mb=64, mem=48,
-                        bandwidth=16 * MIB, precopy=64 * MIB, backend=HUGETLB[backend])
+                        bandwidth=16 * MIB, backend=HUGETLB[backend])
     # The host's page is asked for, of which there are 32.
     assert faults["requests"] <= 32 + ROM_PAGES
     if exits == "on":

@@ -75,12 +75,12 @@ def test_recovery_within_a_page(lab, backend, exits, preempt):
     """The connection is so slow that it breaks when a part of a huge page has come."""
     capabilities = ("postcopy-preempt",) if preempt else ()
     # Slow enough that the source has much left, though buffers on the way take some MiB.
-    options, bandwidth = {"pattern": "shared", "mem": 16}, MIB
+    options, bandwidth, rate = {"pattern": "shared", "mem": 16}, MIB, 2 * MIB
     if "hugetlb" in backend:
-        bandwidth = 64 * MIB
+        bandwidth, rate = 64 * MIB, 8 * MIB
         options = {"pattern": "samehuge", "memory_mb": 64, "mem": 48}
     with Pair(lab, exits=exits, capabilities=capabilities, backend=BACKENDS[backend], **options) as pair:
-        wire = pair.wire(pair.listen(), rate=2 * MIB)
+        wire = pair.wire(pair.listen(), rate=rate)
         pair.postcopy(wire.uri, bandwidth=bandwidth)
         pair.destination.wait_event("timing")
         until(lambda: pair.faults()["requests"] > 2, "some pages are asked for")
@@ -103,6 +103,26 @@ def test_recovery_fails_and_is_tried_again(lab):
             until(lambda: wire.stopped, "the connection has broken")
             pair.wait_paused()
         pair.listen("migrate-recover")
+        pair.recover()
+        pair.finish()
+
+
+@pytest.mark.parametrize("trouble", ["pause", "break"])
+def test_recovery_when_all_was_sent(lab, trouble):
+    """The source has nothing left to send, and waits for the destination, which lacks pages."""
+    with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
+        wire = pair.wire(pair.listen())
+        pair.postcopy(wire.uri)
+        pair.destination.wait_event("timing")
+        wire.swallows = True
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        until(lambda: "migration_completion_postcopy_end_after_complete" in dict(pair.source.trace()),
+              "the source has sent all")
+        if trouble == "pause":
+            pair.source.cmd("migrate-pause")
+        else:
+            wire.cut()
+        pair.wait_paused()
         pair.recover()
         pair.finish()
 

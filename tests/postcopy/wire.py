@@ -64,6 +64,7 @@ class Wire:
         self.lie = lie
         self.channels = []
         self.stopped = False
+        self.swallows = False   # what the source sends, from here on
         self.is_cut = False
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.uri = f"tcp:{HOST}:{self._listening.getsockname()[1]}"
@@ -119,7 +120,8 @@ class Wire:
     def _copy(self, a, b):
         left = self.stop_after
         while data := a.recv(CHUNK if left is None else min(left, CHUNK)):
-            b.sendall(data)
+            if not self.swallows:
+                b.sendall(data)
             if self.rate:
                 time.sleep(len(data) / self.rate)
             if left is not None:
