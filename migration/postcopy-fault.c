@@ -27,6 +27,7 @@
 #include "postcopy-fault.h"
 #include "postcopy-ram.h"
 #include "postcopy-receive.h"
+#include "postcopy-watch.h"
 #include "qemu-file.h"
 #include "ram.h"
 #include "trace.h"
@@ -74,7 +75,8 @@ void postcopy_fault_init(MigrationIncomingState *mis)
     mis->page_requests = postcopy_requests_new(&request_ops);
 }
 
-static void ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start)
+static void ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
+                bool more)
 {
     /*
      * Discarded pages (via RamDiscardManager) are never migrated. On unlikely
@@ -83,7 +85,7 @@ static void ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start)
     if (ramblock_page_is_discarded(rb, start)) {
         postcopy_receive_zero(mis, rb, start);
     } else {
-        migrate_send_rp_message_req_pages(mis, rb, start);
+        migrate_send_rp_message_req_pages(mis, rb, start, !more);
     }
 }
 
@@ -97,7 +99,7 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
     trace_postcopy_fault_uffd(qemu_ram_get_idstr(rb), start, state);
     if (state == POSTCOPY_PAGE_ASK) {
         /* If the source cannot be asked, recovery asks */
-        ask(mis, rb, start);
+        ask(mis, rb, start, fault->more);
     }
     return state == POSTCOPY_PAGE_RECEIVED;
 }
@@ -159,7 +161,7 @@ static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
          * If the source cannot be asked, the wait lasts until recovery asks.
          * The socket cannot fill up, since a vCPU asks for one page at a time.
          */
-        ask(mis, rb, start);
+        ask(mis, rb, start, false);
     }
 
     /*
@@ -236,6 +238,7 @@ void postcopy_fault_start(MigrationIncomingState *mis)
 {
     postcopy_requests_start(mis->page_requests);
     exits_enable();
+    postcopy_watch_start(mis);
 }
 
 void postcopy_fault_stop(MigrationIncomingState *mis)
@@ -246,7 +249,7 @@ void postcopy_fault_stop(MigrationIncomingState *mis)
 
 static void ask_again(RAMBlock *rb, ram_addr_t start, void *opaque)
 {
-    if (migrate_send_rp_message_req_pages(opaque, rb, start)) {
+    if (migrate_send_rp_message_req_pages(opaque, rb, start, true)) {
         /* Broken once more; the next recovery will ask */
         error_report("postcopy: cannot ask again for %s offset 0x"
                      RAM_ADDR_FMT, qemu_ram_get_idstr(rb), start);

@@ -34,8 +34,8 @@ struct PostcopyRequests {
     bool active;
     /* Host page (in this process) -> Request */
     GHashTable *pages;
-    /* Host pages that somebody places; a set */
-    GHashTable *claims;
+    /* Host pages that somebody places: about one for each channel */
+    GPtrArray *claims;
     /* The last entry of pages has gone */
     QemuCond empty;
     PostcopyRequestCounts counts;
@@ -63,7 +63,7 @@ PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
     qemu_mutex_init(&r->lock);
     qemu_cond_init(&r->empty);
     r->pages = g_hash_table_new_full(NULL, NULL, NULL, request_free);
-    r->claims = g_hash_table_new(NULL, NULL);
+    r->claims = g_ptr_array_new();
     postcopy_meter_init(&r->meter);
     return r;
 }
@@ -71,7 +71,7 @@ PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
 void postcopy_requests_free(PostcopyRequests *r)
 {
     g_hash_table_unref(r->pages);
-    g_hash_table_unref(r->claims);
+    g_ptr_array_unref(r->claims);
     postcopy_meter_destroy(&r->meter);
     qemu_cond_destroy(&r->empty);
     qemu_mutex_destroy(&r->lock);
@@ -193,7 +193,7 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
 
         r->counts.bytes[method] += bytes;
         r->ops->set_received(rb, start);
-        g_hash_table_remove(r->claims, host);
+        g_ptr_array_remove_fast(r->claims, host);
         req = g_hash_table_lookup(r->pages, host);
         uffd = req && req->uffd;
         if (woke || uffd) {
@@ -241,7 +241,9 @@ bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
     Request *req;
 
     QEMU_LOCK_GUARD(&r->lock);
-    if (!r->ops->received(rb, start) && g_hash_table_add(r->claims, host)) {
+    if (!r->ops->received(rb, start) &&
+        !g_ptr_array_find(r->claims, host, NULL)) {
+        g_ptr_array_add(r->claims, host);
         req = g_hash_table_lookup(r->pages, host);
         *uffd = req && req->uffd;
         return true;
@@ -253,7 +255,7 @@ bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
 void postcopy_requests_unclaim_all(PostcopyRequests *r)
 {
     QEMU_LOCK_GUARD(&r->lock);
-    g_hash_table_remove_all(r->claims);
+    g_ptr_array_set_size(r->claims, 0);
 }
 
 void postcopy_requests_foreach(PostcopyRequests *r,

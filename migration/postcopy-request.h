@@ -58,6 +58,8 @@ typedef struct PostcopyFault {
     bool minor;
     /* For userfaultfd: the first one that a read() returned */
     bool first;
+    /* The caller has more of them, and flushes the requests after the last */
+    bool more;
 } PostcopyFault;
 
 typedef enum PostcopyPlaceMethod {

@@ -1,0 +1,67 @@
+/*
+ * Postcopy: pages that do not come
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/error-report.h"
+#include "qemu/timer.h"
+#include "exec/ramblock.h"
+#include "postcopy-ram.h"
+#include "postcopy-request.h"
+#include "postcopy-watch.h"
+
+#define LOOK_MS 1000
+
+/* A page that has not come after so long is worth a warning, and so often */
+#define LATE_MS 10000
+
+/* With the BQL */
+static QEMUTimer *timer;
+static int64_t warned_ms;
+
+static void warn_if_late(MigrationIncomingState *mis, int64_t now_ms)
+{
+    PostcopyOldest oldest;
+    uint64_t age_ms;
+    unsigned n;
+
+    n = postcopy_requests_outstanding(mis->page_requests, &oldest);
+    if (!n) {
+        return;
+    }
+    age_ms = oldest.age_ns / SCALE_MS;
+    if (age_ms >= LATE_MS) {
+        warned_ms = now_ms;
+        warn_report("postcopy: %u pages are awaited, the first one since %"
+                    PRIu64 " s: offset 0x" RAM_ADDR_FMT " of %s. If it does "
+                    "not come: migrate-pause, and recover", n, age_ms / 1000,
+                    oldest.start, oldest.rb->idstr);
+    }
+}
+
+static void look(void *opaque)
+{
+    MigrationIncomingState *mis = opaque;
+    int64_t now_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
+
+    if (postcopy_state_get() == POSTCOPY_INCOMING_END) {
+        return;
+    }
+    /* While the connection is down, that is known and said */
+    if (now_ms - warned_ms >= LATE_MS &&
+        qatomic_read(&mis->state) == MIGRATION_STATUS_POSTCOPY_ACTIVE) {
+        warn_if_late(mis, now_ms);
+    }
+    timer_mod(timer, now_ms + LOOK_MS);
+}
+
+void postcopy_watch_start(MigrationIncomingState *mis)
+{
+    if (!timer) {
+        timer = timer_new_ms(QEMU_CLOCK_REALTIME, look, mis);
+    }
+    warned_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) - LATE_MS;
+    timer_mod(timer, qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + LOOK_MS);
+}
