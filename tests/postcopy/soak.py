@@ -6,6 +6,7 @@ The guest checks all of its memory after each. Writes build/reports/soak.json. A
 the run, and tells the seed that repeats it.
 """
 import argparse
+import contextlib
 import json
 import random
 import signal
@@ -21,6 +22,7 @@ sys.path += [str(ROOT / "tests" / part) for part in ("lab", "guest", "postcopy")
 
 from lab import Lab                                     # noqa: E402
 from pair import MIB, Pair                              # noqa: E402
+from qemu.qmp import ExecuteError                       # noqa: E402
 
 REPORT = ROOT / "build" / "reports" / "soak.json"
 HUGEPAGES = 256
@@ -62,8 +64,8 @@ def migrate(lab, c):
             if pair.source.status() != "postcopy-active" or pair.destination.status() != "postcopy-active":
                 break
             if trouble == "pause":
-                # It may have completed since.
-                pair.source.cmd("migrate-pause") if pair.source.status() == "postcopy-active" else None
+                with contextlib.suppress(ExecuteError):     # it has completed since
+                    pair.source.cmd("migrate-pause")
             wire.cut()
             if pair.settled() == "completed":
                 # Of which the source may not have heard.
