@@ -5,7 +5,7 @@
 # What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
 FORK = qemu-system-x86_64 tests/qtest/migration-test \
 	tests/qtest/postcopy-fault-exits-test tests/unit/test-postcopy-request \
-	tests/unit/test-postcopy-place
+	tests/unit/test-postcopy-place tests/unit/test-guest-time
 PYTEST = build/venv/bin/python -m pytest -rs --durations=10
 # Two at a time, each with a first-level machine of its own.
 PYTEST_2 = $(PYTEST) -n 2

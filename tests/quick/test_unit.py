@@ -42,7 +42,7 @@ def passed(tap):
     assert "\nok 1 " in tap and "not ok" not in tap, tap
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [*SOURCES, "test-guest-time"])
 def test_plain(name):
     passed(output(FORK / "tests/unit" / name))
 

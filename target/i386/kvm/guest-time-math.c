@@ -1,0 +1,77 @@
+/*
+ * Guest time: arithmetic on TSC values
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/host-utils.h"
+#include "guest-time-math.h"
+
+/* Fraction bits of the ratio: AMD's SVM, Intel's VMX */
+static const uint8_t frac_bits[] = { 32, 48 };
+
+/* @a * @b / 2^@shift modulo 2^64, for 0 < @shift < 64 */
+static uint64_t mul_shift(uint64_t a, uint64_t b, unsigned shift)
+{
+    uint64_t low, high;
+
+    mulu64(&low, &high, a, b);
+    return low >> shift | high << (64 - shift);
+}
+
+uint64_t guest_tsc_scaled(uint64_t host_tsc, GuestTscScale scale)
+{
+    if (!scale.frac_bits) {
+        return host_tsc;
+    }
+    return mul_shift(host_tsc, scale.ratio, scale.frac_bits);
+}
+
+/* Rounded down, as KVM does */
+static uint64_t ratio_of(uint32_t guest_khz, uint32_t host_khz, unsigned bits)
+{
+    uint64_t low, high;
+
+    mulu64(&low, &high, 1ULL << bits, guest_khz);
+    divu128(&low, &high, host_khz);
+    return low;
+}
+
+bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
+                          uint32_t guest_khz, uint32_t host_khz,
+                          GuestTscScale *scale)
+{
+    *scale = (GuestTscScale) { 0 };
+    if (scaled - before <= after - before) {
+        return true;
+    }
+    for (int i = 0; host_khz && i < ARRAY_SIZE(frac_bits); i++) {
+        uint64_t first, last;
+
+        scale->frac_bits = frac_bits[i];
+        scale->ratio = ratio_of(guest_khz, host_khz, frac_bits[i]);
+        first = guest_tsc_scaled(before, *scale);
+        last = guest_tsc_scaled(after, *scale);
+        if (scaled - first <= last - first) {
+            return true;
+        }
+    }
+    return false;
+}
+
+uint64_t guest_tsc_cycles(int64_t ns, uint32_t khz)
+{
+    uint64_t low, high, rest;
+
+    mulu64(&low, &high, ns < 0 ? -(uint64_t)ns : ns, khz);
+    rest = divu128(&low, &high, 1000000);
+    low += rest >= 500000;
+    return ns < 0 ? -low : low;
+}
+
+uint64_t guest_tsc_offset(uint64_t scaled_then, uint64_t offset_then,
+                          uint64_t advance, uint64_t scaled_now)
+{
+    return scaled_then + offset_then + advance - scaled_now;
+}

@@ -1,0 +1,44 @@
+/*
+ * Guest time: arithmetic on TSC values
+ *
+ * A vCPU's TSC is the host's TSC, scaled, plus an offset, modulo 2^64.
+ * Nothing here has state or asks KVM.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef TARGET_I386_KVM_GUEST_TIME_MATH_H
+#define TARGET_I386_KVM_GUEST_TIME_MATH_H
+
+/* By @ratio / 2^@frac_bits; not scaled if @frac_bits is 0 */
+typedef struct GuestTscScale {
+    uint64_t ratio;
+    uint8_t frac_bits;
+} GuestTscScale;
+
+uint64_t guest_tsc_scaled(uint64_t host_tsc, GuestTscScale scale);
+
+/**
+ * guest_tsc_find_scale: find out how KVM scales
+ *
+ * KVM does not tell its ratio, and ignores differences within a tolerance.
+ * @scaled is what KVM made of a host TSC in @before ... @after, for a guest
+ * with a TSC of @guest_khz on a host with one of @host_khz.  Returns false if
+ * no way of scaling that is known gives that.
+ */
+bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
+                          uint32_t guest_khz, uint32_t host_khz,
+                          GuestTscScale *scale);
+
+/* TSC cycles in @ns, which may be negative, rounded to the nearest */
+uint64_t guest_tsc_cycles(int64_t ns, uint32_t khz);
+
+/*
+ * The offset with which a vCPU whose TSC was @scaled_then + @offset_then at one
+ * instant has a TSC that is @advance more at another, when the host's TSC,
+ * scaled, is @scaled_now
+ */
+uint64_t guest_tsc_offset(uint64_t scaled_then, uint64_t offset_then,
+                          uint64_t advance, uint64_t scaled_now);
+
+#endif

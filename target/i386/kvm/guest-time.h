@@ -1,0 +1,59 @@
+/*
+ * Guest time: TSC and kvmclock of all vCPUs move by one instant
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef TARGET_I386_KVM_GUEST_TIME_H
+#define TARGET_I386_KVM_GUEST_TIME_H
+
+#include "migration/vmstate.h"
+#include "migration/guest-time.h"
+#include "qapi/qapi-types-run-state.h"
+
+typedef struct GuestTimeVcpu {
+    uint32_t apic_id;
+    uint64_t tsc_offset;
+} GuestTimeVcpu;
+
+/*
+ * The instant at which the guest was stopped, beside its kvmclock.  Part of
+ * the kvmclock device; used with the BQL only.
+ */
+typedef struct GuestTime {
+    /* This host cannot tell, or there is nothing to tell, if false */
+    bool valid;
+    /* Came from the source, and the guest has not run since */
+    bool loaded;
+    /* A stream is being loaded, or was and the guest has not run since */
+    bool incoming;
+
+    GuestTimeOfDay time;
+    uint64_t host_tsc;
+    uint64_t scaled_tsc;    /* the TSC of a vCPU with an offset of 0 */
+    uint32_t tsc_khz;       /* of the guest */
+    int32_t vcpus;
+    GuestTimeVcpu *vcpu;
+} GuestTime;
+
+extern const VMStateDescription vmstate_guest_time;
+
+/*
+ * The VM has stopped, and its state is now @state.  If that is for a live
+ * migration, take the instant, with the kvmclock in @clock_ns.  @enabled: the
+ * destination will understand it.
+ */
+void guest_time_stop(GuestTime *gt, bool enabled, RunState state,
+                     uint64_t *clock_ns);
+
+/*
+ * The VM is about to run, with a kvmclock that was @clock_ns when it stopped.
+ * Sets all TSCs and the kvmclock if they came by migration; returns false if
+ * the kvmclock is left to the caller.
+ */
+bool guest_time_start(GuestTime *gt, uint64_t clock_ns);
+
+/* Another state is about to be loaded, or the guest begins anew */
+void guest_time_forget(GuestTime *gt);
+
+#endif

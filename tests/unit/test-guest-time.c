@@ -1,0 +1,186 @@
+/*
+ * Guest time: arithmetic on TSC values, and the length of a blackout
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "migration/guest-time.h"
+#include "target/i386/kvm/guest-time-math.h"
+
+#define S           1000000000LL
+#define YEAR        (365 * 86400 * S)
+#define KHZ         2593905
+
+static const GuestTscScale unscaled;
+
+static void test_cycles(void)
+{
+    g_assert_cmpuint(guest_tsc_cycles(0, KHZ), ==, 0);
+    g_assert_cmpuint(guest_tsc_cycles(1000000, KHZ), ==, KHZ);
+    /* To the nearest: 2.593905 and 5.18781 */
+    g_assert_cmpuint(guest_tsc_cycles(1, KHZ), ==, 3);
+    g_assert_cmpuint(guest_tsc_cycles(2, KHZ), ==, 5);
+    g_assert_cmpuint(guest_tsc_cycles(1, 500000), ==, 1);
+    g_assert_cmpuint(guest_tsc_cycles(1, 499999), ==, 0);
+    g_assert_cmpuint(guest_tsc_cycles(-1, KHZ), ==, -3ULL);
+    g_assert_cmpuint(guest_tsc_cycles(-1000000, KHZ), ==, -(uint64_t)KHZ);
+    /* More than 64 bits on the way, and with 4 GHz for 200 years at the end */
+    g_assert_cmpuint(guest_tsc_cycles(10 * YEAR, 5000000), ==,
+                     10 * YEAR / 1000000 * 5000000);
+    g_assert_cmpuint(guest_tsc_cycles(200 * YEAR, 4000000), ==,
+                     (uint64_t)(200 * YEAR) * 4);
+    g_assert_cmpuint(guest_tsc_cycles(INT64_MIN, 1000000), ==, 1ULL << 63);
+}
+
+/* What a guest reads that was moved and has waited must be what it had */
+static void check_move(uint64_t src_host, uint64_t src_offset, int64_t gap_ns,
+                       uint64_t dst_host)
+{
+    uint64_t had = src_host + src_offset;
+    uint64_t advance = guest_tsc_cycles(gap_ns, KHZ);
+    uint64_t offset = guest_tsc_offset(src_host, src_offset, advance, dst_host);
+
+    g_assert_cmpuint(dst_host + offset, ==, had + advance);
+}
+
+static void test_offset(void)
+{
+    /* Literal values, which do not share the formula */
+    g_assert_cmpuint(guest_tsc_offset(1000, -100ULL, 50, 3000), ==, -2050ULL);
+    g_assert_cmpuint(guest_tsc_offset(5000, -100ULL, 50, 3000), ==, 1950);
+    /* The guest's TSC wraps in the blackout; the host's has wrapped */
+    g_assert_cmpuint(guest_tsc_offset(10, -11ULL, 3, 7), ==, -5ULL);
+    g_assert_cmpuint(guest_tsc_offset(-10ULL, 4, 0, 100), ==, -106ULL);
+
+    check_move(0, 0, 0, 0);
+    check_move(123456789, -123456789ULL, 3 * S, 987654321);
+    check_move(-1ULL, 1, S, 0);
+    check_move(100 * YEAR, -(100 * YEAR), S, 5);
+    check_move(5, 1ULL << 63, 10 * YEAR, 100 * YEAR);
+
+    /* Differences between vCPUs stay */
+    g_assert_cmpuint(guest_tsc_offset(77, 500, 9, 1234) -
+                     guest_tsc_offset(77, -20ULL, 9, 1234), ==, 520);
+}
+
+static void test_scaled(void)
+{
+    GuestTscScale half = { .ratio = 1ULL << 31, .frac_bits = 32 };
+    GuestTscScale twice = { .ratio = 1ULL << 49, .frac_bits = 48 };
+
+    g_assert_cmpuint(guest_tsc_scaled(12345, unscaled), ==, 12345);
+    g_assert_cmpuint(guest_tsc_scaled(-1ULL, unscaled), ==, -1ULL);
+    g_assert_cmpuint(guest_tsc_scaled(1000, half), ==, 500);
+    g_assert_cmpuint(guest_tsc_scaled(1001, half), ==, 500);
+    g_assert_cmpuint(guest_tsc_scaled(1000, twice), ==, 2000);
+    /* 128 bits on the way; the result modulo 2^64 */
+    g_assert_cmpuint(guest_tsc_scaled(1ULL << 63, half), ==, 1ULL << 62);
+    g_assert_cmpuint(guest_tsc_scaled((1ULL << 63) + 3, twice), ==, 6);
+
+    /* One offset brings a guest of 2 GHz from a host of 3 to one of 2.5 GHz */
+    {
+        uint64_t from = guest_tsc_scaled(3 * S, (GuestTscScale) {
+                                             (2ULL << 32) / 3, 32 });
+        uint64_t to = guest_tsc_scaled(10 * S, (GuestTscScale) {
+                                           (4ULL << 48) / 5, 48 });
+
+        g_assert_cmpuint(from, ==, 1999999999);
+        g_assert_cmpuint(to, ==, 7999999999);
+        g_assert_cmpuint(guest_tsc_offset(from, 5, 100, to) + to, ==,
+                         2000000104);
+    }
+}
+
+static void check_found(uint32_t guest_khz, uint32_t host_khz, uint64_t at,
+                        uint64_t scaled)
+{
+    GuestTscScale scale;
+
+    g_assert_true(guest_tsc_find_scale(at - 2000, at + 2000, scaled, guest_khz,
+                                       host_khz, &scale));
+    g_assert_cmpuint(guest_tsc_scaled(at, scale), ==, scaled);
+}
+
+static void test_find_scale(void)
+{
+    GuestTscScale scale;
+
+    /* Not scaled, as within KVM's tolerance */
+    g_assert_true(guest_tsc_find_scale(1000, 2000, 1500, KHZ, KHZ + 10,
+                                       &scale));
+    g_assert_cmpuint(scale.frac_bits, ==, 0);
+    /* Also when the host's frequency is not known, and across a wrap */
+    g_assert_true(guest_tsc_find_scale(-500ULL, 500, 3, KHZ, 0, &scale));
+    g_assert_cmpuint(scale.frac_bits, ==, 0);
+
+    /* By ratios of 32, 48, 32, 48, 48 fraction bits */
+    check_found(2000000, 3000000, 1125899906842624ULL,
+                750599937720320ULL);
+    check_found(2000000, 3000000, 1125899906842624ULL,
+                750599937895080ULL);
+    check_found(3000000, 2000000, 288230376151711744ULL,
+                432345564227567616ULL);
+    check_found(3000001, 2000000, 288230376151711744ULL,
+                432345708342755328ULL);
+    check_found(1000001, 3999999, 3153600000000000000ULL,
+                788400985500243996ULL);
+
+    /* Neither */
+    g_assert_false(guest_tsc_find_scale(1 << 30, (1 << 30) + 1000, 1 << 29,
+                                        3000000, 2000000, &scale));
+    g_assert_false(guest_tsc_find_scale(1 << 30, (1 << 30) + 1000, 1 << 29,
+                                        3000000, 0, &scale));
+}
+
+static void check_gap(GuestTimeOfDay then, GuestTimeOfDay now, int64_t is,
+                      const char *why)
+{
+    int64_t gap;
+
+    g_assert_cmpstr(guest_time_gap(then, now, 10000, &gap), ==, why);
+    g_assert_cmpint(gap, ==, is);
+}
+
+static void test_gap(void)
+{
+    const uint64_t t = 1800000000 * S;
+    const char *negative = "is negative";
+    const char *long_ = "is longer than guest-time-max-gap";
+
+    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t }, 0, NULL);
+    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t + 3 * S }, 3 * S,
+              NULL);
+    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t + 10 * S }, 10 * S,
+              NULL);
+    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t - 1 }, -1, negative);
+    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t + 11 * S }, 11 * S,
+              long_);
+    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t + YEAR }, YEAR,
+              long_);
+
+    /* A leap second was inserted: UTC has run twice through one second */
+    check_gap((GuestTimeOfDay) { t, 37 }, (GuestTimeOfDay) { t + S, 38 },
+              2 * S, NULL);
+    check_gap((GuestTimeOfDay) { t, 37 },
+              (GuestTimeOfDay) { t - S / 2, 38 }, S / 2, NULL);
+    /* and one was left out */
+    check_gap((GuestTimeOfDay) { t, 37 }, (GuestTimeOfDay) { t + 2 * S, 36 },
+              S, NULL);
+    /* One host does not know TAI */
+    check_gap((GuestTimeOfDay) { t, 37 }, (GuestTimeOfDay) { t + S, 0 }, S,
+              NULL);
+    check_gap((GuestTimeOfDay) { t, 0 }, (GuestTimeOfDay) { t + S, 37 }, S,
+              NULL);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/guest-time/cycles", test_cycles);
+    g_test_add_func("/guest-time/offset", test_offset);
+    g_test_add_func("/guest-time/scaled", test_scaled);
+    g_test_add_func("/guest-time/find-scale", test_find_scale);
+    g_test_add_func("/guest-time/gap", test_gap);
+    return g_test_run();
+}
