@@ -170,6 +170,10 @@ static void set_parameter(const char *key, const char *value)
         par.zero_percent = number(value);
     } else if (equal(key, "passes")) {
         par.passes = number(value);
+    } else if (equal(key, "adjust")) {
+        par.adjust = number(value);
+    } else if (equal(key, "deadline")) {
+        par.deadline_ms = number(value);
     } else {
         die("unknown parameter");
     }

@@ -69,6 +69,8 @@ struct parameters {
     uint32_t mem_mb;            /* under test; 0: all that is left */
     uint32_t zero_percent;      /* pages that stay zero on the source */
     uint32_t passes;            /* of load before the check; 0: until moved */
+    uint64_t adjust;            /* clock.c: to IA32_TSC_ADJUST of processor 1 */
+    uint32_t deadline_ms;       /* clock.c: let a timer expire; 0: none */
 };
 extern struct parameters par;
 extern const char *const pattern_names[PATTERNS];

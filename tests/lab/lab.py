@@ -10,6 +10,7 @@ build/fork/qemu-system-x86_64, build/fork/tests/qtest/migration-test, ... See do
 """
 import ctypes
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -33,6 +34,14 @@ READY = "lab: ready"
 LINUX = ("console=ttyS0", "tsc=reliable", "highres=off", "no5lvl", "panic=-1")
 # What must not be in the kernel's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault")
+
+
+@functools.cache
+def tsc_khz():
+    """L1's TSC is the host's. On a busy host L1's Linux measures its frequency with an error of
+    hundreds of ppm, and if it finds out later, KVM refuses to run guests at the old one."""
+    program = initramfs.compiled(LAB / "tsc-khz.c")
+    return int(subprocess.run([program], stdout=subprocess.PIPE, check=True, text=True).stdout)
 
 
 class LabError(Exception):
@@ -205,7 +214,7 @@ class Lab:
         archive = self.dir / "initramfs.cpio"
         initramfs.build(archive, self.extra)
 
-        append = [*LINUX, f"hugepages={self.hugepages}"]
+        append = [*LINUX, f"tsc_early_khz={tsc_khz()}", f"hugepages={self.hugepages}"]
         serial = f"file,path={self.serial_log}"
         if self.shell:
             size = os.get_terminal_size()

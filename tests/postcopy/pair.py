@@ -32,7 +32,9 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "kvm_exit_on_missing_disable", "kvm_exit_on_missing_probe", "postcopy_fault_exit",
          "postcopy_fault_exit_end", "postcopy_fault_ask_again", "postcopy_fault_exits_off",
          "postcopy_mirror", "postcopy_no_mirror", "postcopy_receive_twice",
-         "migration_completion_postcopy_end_after_complete")
+         "migration_completion_postcopy_end_after_complete",
+         "kvm_guest_time_stop", "kvm_guest_time_start", "kvm_guest_time_clock",
+         "kvm_guest_time_offset", "kvm_guest_time_no_instant")
 
 
 def until(condition, what, timeout=60):
@@ -61,7 +63,7 @@ class Side:
         lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
         argv = [
             *wrapper, qemu, *("-name", f"{name},debug-threads=on", "-accel", "kvm", "-cpu", "max"),
-            *guest.arguments(name, self.console, payload=guest.PAYLOAD, **options),
+            *guest.arguments(name, self.console, **options),
             *("-qmp", f"tcp:0.0.0.0:{QMP_PORT[name]},server=on,wait=off", "-pidfile", self.pidfile),
             *arguments,
         ]
@@ -146,13 +148,15 @@ class Side:
 
 class Pair:
     """exits: postcopy-fault-exits of the destination; backend: of memory, for -object;
-    capabilities: beside postcopy-ram, or None for pre-copy alone; destination_options: more words
-    of its command line; tls: directory in L1 with keys.psk; traced: write a trace, for Side.trace();
-    wrapper: words before the destination's command; other options: as for guest.arguments()."""
+    capabilities: beside postcopy-ram, or None for pre-copy alone; source_options,
+    destination_options: more words of their command lines; tls: directory in L1 with keys.psk;
+    traced: write a trace, for Side.trace(); wrapper: words before the destination's command;
+    other options: as for guest.arguments()."""
 
     def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine="pc", memory_mb=32,
-                 backend=None, capabilities=("postcopy-preempt",), destination_options=(), cpus=4,
-                 tls=None, traced=True, wrapper=(), **options):
+                 backend=None, capabilities=("postcopy-preempt",), source_options=(),
+                 destination_options=(), cpus=4, tls=None, traced=True, wrapper=(),
+                 payload=guest.PAYLOAD, **options):
         self.lab = lab
         self.cpus = cpus
         self.exits = exits
@@ -165,8 +169,8 @@ class Pair:
         if backend:
             arguments = ["-object", f"{backend},id=ram,size={memory_mb}M"]
             machine += ",memory-backend=ram"
-        options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus}
-        self._sides = [("source", source, arguments, options, traced),
+        options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus, "payload": payload}
+        self._sides = [("source", source, [*arguments, *source_options], options, traced),
                        ("destination", destination,
                         [*arguments, *destination_options, "-incoming", "defer"], options, traced,
                         wrapper)]

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What migrations do to a guest's clocks, exactly.
+
+A vCPU's TSC is L1's TSC plus an offset, which L1's KVM shows in debugfs. So the difference of the
+offsets on both sides is what a migration has added to the TSC beside the time that has passed.
+The kvmclock is a function of the vCPU's TSC, which KVM gives to the guest, and the guest
+(tests/guest/clock.c) to us.
+"""
+import re
+from dataclasses import dataclass
+
+from lab import tsc_khz
+from pair import FORK, MIB, Pair, until
+
+CLOCK = "build/guest/clock.bin"
+ON = ("-global", "kvmclock.guest-time=on")
+
+
+def signed(value):
+    """A difference modulo 2^64."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def kvmclock_ns(event, tsc):
+    """The guest's kvmclock when its vCPU's TSC is tsc, by what KVM has told it."""
+    shift = event["pv_shift"] - (256 if event["pv_shift"] > 127 else 0)
+    ticks = signed(tsc - event["pv_tsc"])
+    ticks = ticks << shift if shift >= 0 else ticks >> -shift
+    return event["pv_time"] + (ticks * event["pv_mul"] >> 32)
+
+
+def offsets(side):
+    """The offset of each vCPU's TSC."""
+    text = side.lab.run(f"cd /sys/kernel/debug/kvm/$(cat {side.pidfile})-* && "
+                        "for v in vcpu*; do echo $v $(cat $v/tsc-offset); done", check=True).output
+    found = {int(v): int(o) for v, o in re.findall(r"^vcpu(\d+) (-?\d+)$", text, re.M)}
+    return [found[v] for v in sorted(found)]
+
+
+def clocks(side, cpus, move):
+    """What the vCPUs reported after that many moves, in their order."""
+    def come():
+        side.check()
+        events = [e for e in side.report().all("clock") if e["move"] == move]
+        return len(events) == cpus and sorted(events, key=lambda e: e["cpu"])
+    return until(come, f"reports of {cpus} vCPUs on the {side.name}", timeout=30)
+
+
+@dataclass
+class Jump:
+    """What a migration did to the clocks, by vCPU."""
+
+    tsc: list           # added to the TSC beside time that passed: 0 if it went on, cycles
+    kvmclock_ns: list   # added to the kvmclock
+    relation_ns: list   # change of kvmclock against TSC
+    before: list        # the guest's reports
+    after: list
+    khz: int
+
+    @property
+    def tsc_us(self):
+        return [cycles * 1000 / self.khz for cycles in self.tsc]
+
+    @property
+    def offsets_differ(self):
+        return max(self.tsc) - min(self.tsc)
+
+    @property
+    def steps_s(self):
+        """The largest step of a clock that the guest has seen: (least, most) of all vCPUs."""
+        steps = [s for e in self.after for s in (e["step_tsc"] / self.khz / 1e3, e["step_clock"] / 1e9)]
+        return min(steps), max(steps)
+
+    @property
+    def backwards(self):
+        return max(e[key] for e in self.after for key in
+                   ("back_tsc", "back_clock", "all_back_tsc", "all_back_clock"))
+
+
+class ClockPair(Pair):
+    """A guest that reads its clocks, and the source's instant in the stream unless told=False."""
+
+    def __init__(self, lab, told=True, policy=None, cpus=4, source=FORK, source_options=(),
+                 destination_options=(), **options):
+        if told and source == FORK:
+            source_options = (*ON, *source_options)
+        if policy:
+            destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
+        super().__init__(lab, source=source, cpus=cpus, payload=CLOCK, source_options=source_options,
+                         destination_options=destination_options, **options)
+
+    def moved(self, gap_s=0, postcopy=False):
+        """Migrate; the guest does not run for gap_s if the destination was started with -S."""
+        was = offsets(self.source)
+        if postcopy:
+            self.postcopy(bandwidth=64 * MIB)
+        else:
+            self.precopy()
+        for side in self.sides:
+            side.wait_status("completed")
+        if gap_s:
+            self.lab.run(f"sleep {gap_s}")
+            self.destination.cmd("cont")
+        before = clocks(self.source, self.cpus, 0)
+        after = clocks(self.destination, self.cpus, 1)
+        now = offsets(self.destination)
+        tsc = [signed(n - w) for n, w in zip(now, was)]
+        # At the TSC that the guest reported last
+        relation = [kvmclock_ns(a, a["tsc"]) - kvmclock_ns(b, a["tsc"]) for b, a in zip(before, after)]
+        khz = tsc_khz()
+        added = [t * 1e6 / khz + r for t, r in zip(tsc, relation)]
+        return Jump(tsc, added, relation, before, after, khz)
+
+    def warnings(self):
+        return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]
