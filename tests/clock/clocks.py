@@ -37,12 +37,13 @@ def offsets(side):
     return [found[v] for v in sorted(found)]
 
 
-def clocks(side, cpus, move):
-    """What the vCPUs reported after that many moves, in their order."""
+def clocks(side, cpus, move, last=False):
+    """What each vCPU reported first, or last so far, after that many moves."""
     def come():
         side.check()
         events = [e for e in side.report().all("clock") if e["move"] == move]
-        return len(events) == cpus and sorted(events, key=lambda e: e["cpu"])
+        by_cpu = {e["cpu"]: e for e in (events if last else reversed(events))}
+        return len(by_cpu) == cpus and [by_cpu[cpu] for cpu in range(cpus)]
     return until(come, f"reports of {cpus} vCPUs on the {side.name}", timeout=30)
 
 
@@ -89,27 +90,31 @@ class ClockPair(Pair):
         super().__init__(lab, source=source, cpus=cpus, payload=CLOCK, source_options=source_options,
                          destination_options=destination_options, **options)
 
-    def moved(self, gap_s=0, postcopy=False):
+    def moved(self, gap_s=0, postcopy=False, meanwhile=lambda: None):
         """Migrate; the guest does not run for gap_s if the destination was started with -S."""
+        self.source.wait_event("ready")
         was = offsets(self.source)
         if postcopy:
             self.postcopy(bandwidth=64 * MIB)
         else:
-            self.precopy()
+            self.source.cmd("migrate", uri=self.listen())
         for side in self.sides:
             side.wait_status("completed")
         if gap_s:
             self.lab.run(f"sleep {gap_s}")
+            meanwhile()
             self.destination.cmd("cont")
-        before = clocks(self.source, self.cpus, 0)
+        before = clocks(self.source, self.cpus, 0, last=True)
         after = clocks(self.destination, self.cpus, 1)
-        now = offsets(self.destination)
-        tsc = [signed(n - w) for n, w in zip(now, was)]
-        # At the TSC that the guest reported last
+        tsc = [signed(now - w) for now, w in zip(offsets(self.destination), was)]
+        # At the TSC that the guest reported first
         relation = [kvmclock_ns(a, a["tsc"]) - kvmclock_ns(b, a["tsc"]) for b, a in zip(before, after)]
-        khz = tsc_khz()
-        added = [t * 1e6 / khz + r for t, r in zip(tsc, relation)]
-        return Jump(tsc, added, relation, before, after, khz)
+        added = [t * 1e6 / tsc_khz() + r for t, r in zip(tsc, relation)]
+        return Jump(tsc, added, relation, before, after, tsc_khz())
+
+    def started(self):
+        """Whether the destination has set the clocks by the source's instant."""
+        return "kvm_guest_time_start" in dict(self.destination.trace())
 
     def warnings(self):
         return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]

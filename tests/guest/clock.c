@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * A guest that reads its clocks without end: TSC and kvmclock on every
- * processor. After each move to another QEMU, every processor reports how far
- * its clocks stepped and whether one went backwards, and what KVM tells it of
- * the kvmclock.
+ * processor. After each move to another QEMU, and every second, each processor
+ * reports how far its clocks stepped at most since the last move, whether one
+ * ever went backwards, and what KVM tells it of the kvmclock.
  */
 #include "touch.h"
 
@@ -101,7 +101,8 @@ _Noreturn void cpu_main(uint32_t cpu)
     static uint64_t khz;
     struct pvclock *pv = &pv_pages[cpu];
     uint8_t here = inb(0xe9);
-    uint32_t reported = ~0u;
+    uint32_t reported = ~0u;            /* moves */
+    uint64_t report_tsc = 0;
     uint64_t deadline = 0;
     bool ready = false;
     struct reading own;
@@ -142,7 +143,7 @@ _Noreturn void cpu_main(uint32_t cpu)
             keep_most(&most.step_clock, r.clock - before.clock);
         }
 
-        if (seen != reported) {
+        if (seen != reported || r.tsc - report_tsc > 1000 * khz) {
             print("{\"event\": \"clock\", \"cpu\": %u, \"move\": %u, "
                   "\"tsc\": %u, \"clock\": %u, "
                   "\"pv_tsc\": %u, \"pv_time\": %u, \"pv_mul\": %u, "
@@ -155,10 +156,13 @@ _Noreturn void cpu_main(uint32_t cpu)
                   (uint64_t)(uint8_t)pv->shift, (uint64_t)pv->flags,
                   most.step_tsc, most.step_clock, most.tsc, most.clock,
                   most.all_tsc, most.all_clock);
-            pv->flags &= ~GUEST_STOPPED;
-            most.step_tsc = most.step_clock = 0;
+            if (seen != reported) {
+                pv->flags &= ~GUEST_STOPPED;
+                most.step_tsc = most.step_clock = 0;
+                __atomic_add_fetch(&reports, 1, __ATOMIC_SEQ_CST);
+            }
             reported = seen;
-            __atomic_add_fetch(&reports, 1, __ATOMIC_SEQ_CST);
+            report_tsc = r.tsc;
             own = read_clocks(pv);
         }
         if (cpu) {

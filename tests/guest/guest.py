@@ -20,7 +20,7 @@ def arguments(side, log, cpus=4, memory_mb=128, machine="pc", payload=ROOT / PAY
     """QEMU's arguments, without accelerator and monitor.
 
     side: "source" or "destination"; log: file for the guest's report. Parameters, of which
-    both sides must have the same:
+    both sides must have the same, for touch.bin:
       pattern  disjoint: each processor has its part of memory; shared: all processors touch
                all pages, together; samehuge: they touch different pages of the same 2 MiB;
                zerowrite: disjoint, and read before they write (use with zero=100);
@@ -29,6 +29,9 @@ def arguments(side, log, cpus=4, memory_mb=128, machine="pc", payload=ROOT / PAY
       zero     per cent of pages that hold zeros until the guest has moved (12)
       seed     of contents and order (0)
       passes   touch each page so often, then check, moved or not (0: until moved)
+    and for clock.bin:
+      adjust   processor 1 writes that to its IA32_TSC_ADJUST
+      deadline ms until a timer of the LAPIC expires (0: none)
     """
     text = " ".join(f"{key}={value}" for key, value in parameters.items())
     return [
@@ -45,6 +48,8 @@ class Report:
 
     def __init__(self, text):
         lines = text.split("\n")[:-1]  # the last one is not complete
+        if lines and not lines[0].startswith("{"):
+            del lines[0]                # nor is one within which the guest moved
         self.events = [json.loads(line) for line in lines]
 
     def all(self, event):

@@ -133,6 +133,21 @@ static void test_find_scale(void)
                                         3000000, 0, &scale));
 }
 
+static void test_pvclock(void)
+{
+    /* As KVM computes them for TSCs of 2596140 kHz, 500 MHz and 5 GHz */
+    g_assert_cmpuint(guest_tsc_pvclock_khz(3308733193U, -1), ==, 2596140);
+    g_assert_cmpuint(guest_tsc_pvclock_khz(1U << 31, 2), ==, 500000);
+    g_assert_cmpuint(guest_tsc_pvclock_khz(3435973836U, -2), ==, 5000000);
+    /* What cannot be */
+    g_assert_cmpuint(guest_tsc_pvclock_khz(0, 0), ==, 0);
+    g_assert_cmpuint(guest_tsc_pvclock_khz(1, 0), ==, 0);
+    g_assert_cmpuint(guest_tsc_pvclock_khz(UINT32_MAX, -13), ==, 0);
+    g_assert_cmpuint(guest_tsc_pvclock_khz(UINT32_MAX, 32), ==, 0);
+    g_assert_cmpuint(guest_tsc_pvclock_khz(UINT32_MAX, -12), ==, 4096000001);
+    g_assert_cmpuint(guest_tsc_pvclock_khz(UINT32_MAX, 31), ==, 0);
+}
+
 static void check_gap(GuestTimeOfDay then, GuestTimeOfDay now, int64_t is,
                       const char *why)
 {
@@ -181,6 +196,7 @@ int main(int argc, char **argv)
     g_test_add_func("/guest-time/offset", test_offset);
     g_test_add_func("/guest-time/scaled", test_scaled);
     g_test_add_func("/guest-time/find-scale", test_find_scale);
+    g_test_add_func("/guest-time/pvclock", test_pvclock);
     g_test_add_func("/guest-time/gap", test_gap);
     return g_test_run();
 }

@@ -60,6 +60,23 @@ bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
     return false;
 }
 
+uint32_t guest_tsc_pvclock_khz(uint32_t tsc_to_system_mul, int8_t tsc_shift)
+{
+    uint64_t per_ms = 1000000ULL << 32, mul = tsc_to_system_mul, khz;
+
+    /* 1000000 has 20 bits */
+    if (!mul || tsc_shift < -12 || tsc_shift > 31) {
+        return 0;
+    }
+    if (tsc_shift < 0) {
+        per_ms <<= -tsc_shift;
+    } else {
+        mul <<= tsc_shift;
+    }
+    khz = (per_ms + mul / 2) / mul;
+    return khz > UINT32_MAX ? 0 : khz;
+}
+
 uint64_t guest_tsc_cycles(int64_t ns, uint32_t khz)
 {
     uint64_t low, high, rest;

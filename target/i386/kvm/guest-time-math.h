@@ -30,6 +30,13 @@ bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
                           uint32_t guest_khz, uint32_t host_khz,
                           GuestTscScale *scale);
 
+/*
+ * The frequency with which KVM computes a kvmclock from the TSC, by what it
+ * tells the guest; 0 if there is none like that.  KVM_GET_TSC_KHZ is some ppm
+ * off if the host's kernel has measured its TSC again since KVM was loaded.
+ */
+uint32_t guest_tsc_pvclock_khz(uint32_t tsc_to_system_mul, int8_t tsc_shift);
+
 /* TSC cycles in @ns, which may be negative, rounded to the nearest */
 uint64_t guest_tsc_cycles(int64_t ns, uint32_t khz);
 

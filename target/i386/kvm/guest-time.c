@@ -17,6 +17,9 @@
 #include "hw/core/cpu.h"
 #include "qapi/qapi-types-migration.h"
 #include "migration/client-options.h"
+#include "migration/global_state.h"
+#include "standard-headers/asm-x86/kvm_para.h"
+#include "system/hw_accel.h"
 #include "system/kvm.h"
 #include "system/runstate.h"
 #include "cpu.h"
@@ -148,6 +151,30 @@ static const char *find_scale(uint32_t *guest_khz, GuestTscScale *scale)
     return NULL;
 }
 
+/* What KVM has told the guest, if that uses the kvmclock at all */
+static uint32_t find_clock_khz(uint32_t tsc_khz)
+{
+    struct {
+        uint32_t version, pad;
+        uint64_t tsc_timestamp, system_time;
+        uint32_t tsc_to_system_mul;
+        int8_t tsc_shift;
+    } QEMU_PACKED pv;
+    uint64_t msr;
+    int64_t khz;
+
+    cpu_synchronize_state(first_cpu);
+    msr = cpu_env(first_cpu)->system_time_msr;
+    if (!(msr & KVM_MSR_ENABLED)) {
+        return tsc_khz;
+    }
+    cpu_physical_memory_read(msr & ~(uint64_t)KVM_MSR_ENABLED, &pv,
+                             sizeof(pv));
+    khz = guest_tsc_pvclock_khz(pv.tsc_to_system_mul, pv.tsc_shift);
+    /* The guest can write there, too */
+    return ABS(khz - tsc_khz) <= tsc_khz / 1000 ? khz : tsc_khz;
+}
+
 static int32_t tai_offset(void)
 {
     struct timex t = { 0 };
@@ -199,6 +226,7 @@ static const char *take_instant(GuestTime *gt, uint64_t *clock_ns)
     gt->time = (GuestTimeOfDay) { data.realtime, tai_offset() };
     gt->host_tsc = data.host_tsc;
     gt->scaled_tsc = guest_tsc_scaled(data.host_tsc, scale);
+    gt->clock_khz = find_clock_khz(gt->tsc_khz);
 
     /* A destination that can only restore values gets those of the instant */
     n = 0;
@@ -227,7 +255,7 @@ void guest_time_stop(GuestTime *gt, bool enabled, RunState state,
     }
     gt->valid = true;
     trace_kvm_guest_time_stop(*clock_ns, gt->time.realtime, gt->host_tsc,
-                              gt->scaled_tsc, gt->tsc_khz);
+                              gt->scaled_tsc, gt->tsc_khz, gt->clock_khz);
 }
 
 static GuestTimeVcpu *find_vcpu(GuestTime *gt, CPUState *cs)
@@ -324,7 +352,7 @@ static const char *restore(GuestTime *gt, uint64_t clock_ns,
         return "the kvmclock would go backwards";
     }
     why = set_offsets(gt, guest_tsc_cycles(data.clock - clock_ns,
-                                           gt->tsc_khz),
+                                           gt->clock_khz),
                       guest_tsc_scaled(data.host_tsc, scale), false);
     if (why) {
         return why;
@@ -333,7 +361,7 @@ static const char *restore(GuestTime *gt, uint64_t clock_ns,
         run_on_cpu(cs, do_rearm_deadline, RUN_ON_CPU_NULL);
     }
     trace_kvm_guest_time_start(gap_ns, data.clock, data.realtime,
-                               data.host_tsc, gt->tsc_khz);
+                               data.host_tsc);
     return NULL;
 }
 
@@ -359,6 +387,7 @@ bool guest_time_start(GuestTime *gt, uint64_t clock_ns)
             }
         }
     } else if (gt->incoming &&
+               runstate_is_live(global_state_get_runstate()) &&
                migrate_guest_time() != GUEST_TIME_POLICY_STOPPED) {
         why = "the source has not told when it stopped the guest";
     }
@@ -408,6 +437,7 @@ const VMStateDescription vmstate_guest_time = {
         VMSTATE_UINT64(host_tsc, GuestTime),
         VMSTATE_UINT64(scaled_tsc, GuestTime),
         VMSTATE_UINT32(tsc_khz, GuestTime),
+        VMSTATE_UINT32(clock_khz, GuestTime),
         VMSTATE_INT32(vcpus, GuestTime),
         VMSTATE_VALIDATE("number of vCPUs", vcpus_are_few),
         VMSTATE_STRUCT_VARRAY_ALLOC(vcpu, GuestTime, vcpus, 1,

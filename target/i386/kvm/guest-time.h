@@ -32,6 +32,7 @@ typedef struct GuestTime {
     uint64_t host_tsc;
     uint64_t scaled_tsc;    /* the TSC of a vCPU with an offset of 0 */
     uint32_t tsc_khz;       /* of the guest */
+    uint32_t clock_khz;     /* the same, by the guest's kvmclock */
     int32_t vcpus;
     GuestTimeVcpu *vcpu;
 } GuestTime;
