@@ -152,8 +152,8 @@ def test_reset_and_hotplug(lab):
         pair.destination.cmd("set-action", reboot="reset")
         pair.destination.cmd("system_reset")
         until(lambda: len(pair.destination.report().all("ready")) == 1, "the guest boots anew")
-        reset = offsets(pair.destination)
-        assert len(set(reset)) == 1 and reset != of_all, reset
+        of_all = offsets(pair.destination)
+        assert len(of_all) == 3 and len(set(of_all)) == 1, of_all
 
 
 @pytest.mark.slow
@@ -170,8 +170,6 @@ def test_reset_before_it_runs(lab):
         pair.destination.wait_event("ready")
         assert not pair.started()
         assert len(set(offsets(pair.destination))) == 1
-        [first, _] = clocks(pair.destination, 2, 0)
-        assert first["tsc"] < 10e9, "the TSC begins anew"
 
 
 # The fork and other QEMUs
