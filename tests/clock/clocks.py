@@ -81,6 +81,8 @@ class Jump:
 class ClockPair(Pair):
     """A guest that reads its clocks, and the source's instant in the stream unless told=False."""
 
+    tsc_base = 0    # the TSC of the destination's host less that of the source's
+
     def __init__(self, lab, told=True, policy=None, cpus=4, source=FORK, source_options=(),
                  destination_options=(), **options):
         if told and source == FORK:
@@ -106,7 +108,7 @@ class ClockPair(Pair):
             self.destination.cmd("cont")
         before = clocks(self.source, self.cpus, 0, last=True)
         after = clocks(self.destination, self.cpus, 1)
-        tsc = [signed(now - w) for now, w in zip(offsets(self.destination), was)]
+        tsc = [signed(now + self.tsc_base - w) for now, w in zip(offsets(self.destination), was)]
         # At the TSC that the guest reported first
         relation = [kvmclock_ns(a, a["tsc"]) - kvmclock_ns(b, a["tsc"]) for b, a in zip(before, after)]
         added = [t * 1e6 / tsc_khz() + r for t, r in zip(tsc, relation)]

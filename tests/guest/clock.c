@@ -163,7 +163,6 @@ _Noreturn void cpu_main(uint32_t cpu)
             }
             reported = seen;
             report_tsc = r.tsc;
-            own = read_clocks(pv);
         }
         if (cpu) {
             continue;
@@ -174,7 +173,6 @@ _Noreturn void cpu_main(uint32_t cpu)
                 deadline = set_deadline(khz);
             }
             print("{\"event\": \"ready\"}\n");
-            own = read_clocks(pv);
         }
         if (inb(0xe9) != here) {
             here = inb(0xe9);

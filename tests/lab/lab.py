@@ -156,11 +156,11 @@ class Lab:
     name: the serial log is build/lab/NAME/serial.log. hugepages: of 2 MiB, mounted at
     /dev/hugepages. extra: more files of the checkout to have below /lab, and programs of the
     host. append: words for Linux's command line. allow: a regular expression of kernel warnings
-    to accept.
+    to accept. shared: a file of the host that is a PCI device's memory in all labs that have it.
     """
 
     def __init__(self, name="lab", cpus=2, memory_mb=2048, hugepages=0, extra=(), append="",
-                 allow=None, shell=False, boot_timeout=120):
+                 allow=None, shell=False, boot_timeout=120, shared=None):
         self.name = name
         self.cpus = cpus
         self.memory_mb = memory_mb
@@ -170,6 +170,7 @@ class Lab:
         self.allow = re.compile(allow) if allow else None
         self.shell = shell
         self.boot_timeout = boot_timeout
+        self.shared = shared
         self.process = None
         self.dir = None
         self._lock = threading.RLock()
@@ -232,6 +233,9 @@ class Lab:
             *("-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="),
             *("-chardev", f"socket,id=qmp,fd={theirs.fileno()}", "-mon", "qmp,mode=control"),
         ]
+        if self.shared:
+            argv += ["-object", f"memory-backend-file,id=shared,share=on,size=1M,mem-path={self.shared}",
+                     "-device", "ivshmem-plain,memdev=shared"]
         log = open(self.dir / "qemu.log", "wb")
         libc = ctypes.CDLL(None)
         with theirs, log:

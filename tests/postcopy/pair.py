@@ -151,13 +151,14 @@ class Pair:
     capabilities: beside postcopy-ram, or None for pre-copy alone; source_options,
     destination_options: more words of their command lines; tls: directory in L1 with keys.psk;
     traced: write a trace, for Side.trace(); wrapper: words before the destination's command;
-    other options: as for guest.arguments()."""
+    destination_lab: another L1 for it; other options: as for guest.arguments()."""
 
     def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine="pc", memory_mb=32,
                  backend=None, capabilities=("postcopy-preempt",), source_options=(),
                  destination_options=(), cpus=4, tls=None, traced=True, wrapper=(),
-                 payload=guest.PAYLOAD, **options):
+                 payload=guest.PAYLOAD, destination_lab=None, **options):
         self.lab = lab
+        self.destination_lab = destination_lab or lab
         self.cpus = cpus
         self.exits = exits
         self.tls = tls
@@ -183,8 +184,8 @@ class Pair:
 
     def __enter__(self):
         try:
-            for side in self._sides:
-                self.sides.append(Side(self.lab, *side))
+            for lab, side in zip((self.lab, self.destination_lab), self._sides):
+                self.sides.append(Side(lab, *side))
             self.source, self.destination = self.sides
             for side in self.sides:
                 side.connect()
@@ -216,7 +217,7 @@ class Pair:
             (to / f"{side.name}.output").write_text(f"$ {side.job.cmd}\n{side.job.output}")
             for path in side.console, side.trace_log:
                 with contextlib.suppress(CommandFailed, LabError, OSError):
-                    (to / path.rsplit("/", 1)[1]).write_bytes(self.lab.read_file(path))
+                    (to / path.rsplit("/", 1)[1]).write_bytes(side.lab.read_file(path))
         return f"logs of this test's QEMUs and guest: {to}; of L1's kernel: {self.lab.serial_log}"
 
     # Migration
@@ -225,6 +226,9 @@ class Pair:
         """Let the destination listen; returns the URI for the source."""
         port = next(self.ports)
         self.destination.cmd(command, uri=f"tcp:0.0.0.0:{port}")
+        if self.destination_lab is not self.lab:
+            # The host, in L1's view
+            return f"tcp:10.0.2.2:{self.destination_lab.host_port(port)}"
         return f"tcp:127.0.0.1:{port}"
 
     def wire(self, uri, **options):

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Between two L1s, whose TSCs began at different times."""
+import contextlib
+
+import pytest
+
+from clocks import ClockPair
+from lab import Lab, tsc_khz
+
+pytestmark = pytest.mark.slow
+GAP_S = 3
+# Linux believes that the TSC has the frequency that it is told, and does not measure.
+BELIEVE = "hpet=disable pmtmr=0"
+RESOURCE = "$(dirname $(grep -l 0x1110 /sys/bus/pci/devices/*/device))/resource2"
+
+
+def run(lab, role):
+    return lab.run(f"build/lab/bin/clock-difference {role} {RESOURCE}", check=True).output
+
+
+class Hosts:
+    """Two L1s with the same time of day, as by PTP."""
+
+    def __init__(self, directory, **options):
+        self.options = {"memory_mb": 1024, "shared": directory / "shared", "append": BELIEVE} | options
+        self.directory = directory
+
+    def __enter__(self):
+        with contextlib.ExitStack() as stack:
+            self.a = stack.enter_context(Lab(name="host-a", **self.options | {"append": BELIEVE}))
+            self.b = stack.enter_context(Lab(name="host-b", **self.options))
+            for _ in range(3):
+                self.compare("set")
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error):
+        return self.stack.__exit__(*error)
+
+    def compare(self, role="ask"):
+        """Of b less a: (time of day in ns, TSC, ns that both may be wrong by)."""
+        answer = self.a.job(f"build/lab/bin/clock-difference answer {RESOURCE}")
+        ns, tsc, took = map(int, run(self.b, role).split())
+        run(self.b, "end")
+        answer.wait()
+        return -ns, -tsc, took / 2
+
+
+@pytest.mark.parametrize("postcopy", [False, True], ids=["precopy", "postcopy"])
+@pytest.mark.parametrize("policy", ["continuous", "stopped"])
+def test_different_bases(tmp_path, policy, postcopy):
+    with Hosts(tmp_path) as hosts:
+        with ClockPair(hosts.a, destination_lab=hosts.b, policy=policy, destination_options=("-S",), cpus=2,
+                       capabilities=() if postcopy else None) as pair:
+            differ_ns, pair.tsc_base, wrong_ns = hosts.compare()
+            jump = pair.moved(GAP_S, postcopy)
+            later_ns, later_base, later_wrong_ns = hosts.compare()
+            print(f"time of day differs by {differ_ns} and {later_ns} ns, TSC by {pair.tsc_base} and {later_base}, "
+                  f"to {wrong_ns} and {later_wrong_ns} ns; TSC by {jump.tsc_us} us, {jump.relation_ns} ns")
+            assert abs(pair.tsc_base) > tsc_khz() * 1000, "the TSCs began a second or more apart"
+            assert jump.offsets_differ == 0 and jump.backwards == 0
+            assert max(map(abs, jump.relation_ns)) <= 100, jump.relation_ns
+            if policy == "continuous":
+                bound_us = (max(abs(differ_ns), abs(later_ns)) + wrong_ns) / 1000 + 10
+                assert max(map(abs, jump.tsc_us)) <= bound_us, jump.tsc_us
+                assert jump.steps_s[0] > GAP_S
+            else:
+                assert max(jump.tsc_us) < -GAP_S * 1e6 and jump.steps_s[1] < GAP_S / 2
+            assert not pair.warnings()
+
+
+def test_other_frequency(tmp_path):
+    """One per cent faster, or so Linux believes, and KVM cannot scale."""
+    with Hosts(tmp_path, append=f"{BELIEVE} tsc_early_khz={tsc_khz() * 101 // 100}") as hosts:
+        with ClockPair(hosts.a, destination_lab=hosts.b, policy="continuous",
+                       destination_options=("-S",), cpus=2, capabilities=None) as pair:
+            _, pair.tsc_base, _ = hosts.compare()
+            jump = pair.moved(GAP_S)
+            assert jump.backwards == 0
+            assert jump.steps_s[1] < 2 * GAP_S
+            [line] = pair.warnings()
+            assert "the guest's TSC has another frequency here" in line
+            assert "TSC scaling unavailable" in pair.destination.job.output
