@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock guest kernel check-quick check check-slow demo soak bench-postcopy lab-shell branch help
+.PHONY: all build stock guest kernel check-quick check check-slow demo soak bench-postcopy bench-guest-time lab-shell branch help
 
 # What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
 FORK = qemu-system-x86_64 tests/qtest/migration-test \
@@ -40,6 +40,9 @@ demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then 
 
 bench-postcopy: stock guest kernel ## post-copy of stock QEMU and of the fork, exits off and on, measured in the lab
 	@build/venv/bin/python tests/bench/postcopy.py
+
+bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: stock QEMU, the fork; 100 in a row
+	@build/venv/bin/python tests/bench/guest_time.py
 
 SOAK ?= 200
 SEED ?= 1

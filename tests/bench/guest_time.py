@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What migrations do to a guest's clocks in the lab: stock QEMU, and the fork with both policies.
+
+First one migration each, with a blackout that is held for some seconds: what it adds to the TSC and
+to the kvmclock beside the time that passes, which is 0 if the clock goes on and minus the blackout if it stands
+still; by how much the kvmclock moves against the TSC; and whether one goes backwards. Then many migrations
+in a row. Prints a table, and writes build/reports/guest-time.json.
+"""
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path += [str(ROOT / "tests" / name) for name in ("lab", "guest", "postcopy", "clock")]
+
+from initramfs import BuildError                                        # noqa: E402
+from lab import CommandFailed, Lab, LabError, tsc_khz                   # noqa: E402
+from clocks import CLOCK, ON, ClockPair, clocks, kvmclock_ns, offsets, signed   # noqa: E402
+from pair import FORK, STOCK, Side                                      # noqa: E402
+from qemu.qmp import QMPError                                           # noqa: E402
+
+REPORT = ROOT / "build" / "reports" / "guest-time.json"
+CPUS = 4
+# Name: QEMU, policy
+VARIANTS = {"stock": (STOCK, None), "fork stopped": (FORK, "stopped"), "fork continuous": (FORK, "continuous")}
+TSC_STABLE = 1
+
+started = time.monotonic()
+
+
+def say(text):
+    print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def held(lab, variant, gap_s, postcopy):
+    """One migration with a blackout that is held for gap_s."""
+    qemu, policy = VARIANTS[variant]
+    with ClockPair(lab, source=qemu, destination=qemu, policy=policy, told=qemu == FORK, cpus=CPUS,
+                   destination_options=("-S",), capabilities=() if postcopy else None) as pair:
+        jump = pair.moved(gap_s, postcopy)
+    return {
+        "postcopy": postcopy,
+        "held_s": gap_s,
+        "tsc_added_us": [round(us, 3) for us in jump.tsc_us],
+        "kvmclock_added_us": [round(ns / 1000, 3) for ns in jump.kvmclock_ns],
+        "kvmclock_against_tsc_ns": jump.relation_ns,
+        "offsets_differ_cycles": jump.offsets_differ,
+        "largest_step_s": round(jump.steps_s[1], 3),
+        "backwards_ticks_or_ns": jump.backwards,
+        "masterclock": all(e["pv_flags"] & TSC_STABLE for e in jump.after),
+    }
+
+
+def in_a_row(lab, variant, number):
+    """Migrate one guest so often, from one new QEMU to the next."""
+    qemu, policy = VARIANTS[variant]
+    words = ON if qemu == FORK else ()
+    if policy:
+        words = (*words, "-global", f"migration.guest-time={policy}")
+    options = {"machine": "pc", "memory_mb": 32, "cpus": CPUS, "payload": CLOCK}
+    sides = [Side(lab, "source", qemu, [*words], options)]
+    hops = []
+    try:
+        sides[0].connect()
+        sides[0].wait_event("ready")
+        first_offsets = offsets(sides[0])
+        first = clocks(sides[0], CPUS, 0)
+        for n in range(1, number + 1):
+            name = ("source", "destination")[n % 2]
+            sides.append(Side(lab, name, qemu, [*words, "-incoming", "defer"], options))
+            old, new = sides
+            new.connect()
+            new.cmd("migrate-incoming", uri=f"tcp:127.0.0.1:{4010 + n % 2}")
+            old.cmd("migrate", uri=f"tcp:127.0.0.1:{4010 + n % 2}")
+            for side in sides:
+                side.wait_status("completed")
+            events = clocks(new, CPUS, n)
+            now = offsets(new)
+            sides.pop(0).end()
+            hops.append({
+                "offsets_differ_cycles": max(now) - min(now),
+                "tsc_added_us": round(signed(now[0] - first_offsets[0]) * 1000 / tsc_khz(), 3),
+                "kvmclock_against_tsc_ns": kvmclock_ns(events[0], events[0]["tsc"])
+                - kvmclock_ns(first[0], events[0]["tsc"]),
+                "masterclock": all(e["pv_flags"] & TSC_STABLE for e in events),
+                "backwards_ticks_or_ns": max(e[k] for e in events for k in (
+                    "back_tsc", "back_clock", "all_back_tsc", "all_back_clock")),
+            })
+            if n % 10 == 0:
+                say(f"{variant}: {n} migrations: {hops[-1]}")
+    finally:
+        for side in sides:
+            side.end()
+    return hops
+
+
+def spread(values, unit):
+    low, high = min(values), max(values)
+    return f"{low:,.3f} {unit}" if low == high else f"{low:,.3f} ... {high:,.3f} {unit}"
+
+
+def show(report):
+    print("| | added to TSC | added to kvmclock | kvmclock against TSC | offsets differ | backwards |\n"
+          "| --- | --- | --- | --- | --- | --- |")
+    for variant, runs in report["held"].items():
+        for r in runs:
+            print(f"| {variant}, {'post-copy' if r['postcopy'] else 'pre-copy'}, {r['held_s']} s "
+                  f"| {spread(r['tsc_added_us'], 'us')} | {spread(r['kvmclock_added_us'], 'us')} "
+                  f"| {spread([ns / 1000 for ns in r['kvmclock_against_tsc_ns']], 'us')} "
+                  f"| {r['offsets_differ_cycles']} | {r['backwards_ticks_or_ns']} |")
+    for variant, hops in report["in_a_row"].items():
+        last = hops[-1]
+        print(f"| {variant}, {len(hops)} in a row | {last['tsc_added_us']:,.3f} us | "
+              f"{last['tsc_added_us'] + last['kvmclock_against_tsc_ns'] / 1000:,.3f} us | "
+              f"{last['kvmclock_against_tsc_ns'] / 1000:,.3f} us "
+              f"| {max(h['offsets_differ_cycles'] for h in hops)} "
+              f"| {max(h['backwards_ticks_or_ns'] for h in hops)} |")
+
+
+def run(options):
+    say("boot the lab")
+    report = {"tsc_khz": tsc_khz(), "vcpus_count": CPUS, "held": {}, "in_a_row": {}}
+    with Lab(name="guest-time") as lab:
+        for variant in VARIANTS:
+            say(f"{variant}: a blackout of {options.held} s")
+            report["held"][variant] = [held(lab, variant, options.held, p) for p in (False, True)]
+        for variant in VARIANTS:
+            number = options.number if variant == "fork continuous" else min(options.number, 10)
+            report["in_a_row"][variant] = in_a_row(lab, variant, number)
+    REPORT.parent.mkdir(parents=True, exist_ok=True)
+    REPORT.write_text(json.dumps(report, indent=2) + "\n")
+    show(report)
+    say(f"wrote {REPORT.relative_to(ROOT)}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--number", type=int, default=100,
+                        help="migrations in a row with the fork's guest-time=continuous (100); 10 with the others")
+    parser.add_argument("--held", type=int, default=3, metavar="S", help="seconds of the blackouts (3)")
+    try:
+        run(parser.parse_args())
+    except KeyboardInterrupt:
+        sys.exit("bench: interrupted")
+    except (AssertionError, BuildError, LabError, CommandFailed, QMPError) as e:
+        sys.exit("bench: error: " + "\n".join([str(e), *getattr(e, "__notes__", ())]))
+
+
+if __name__ == "__main__":
+    main()
