@@ -4,7 +4,7 @@ import pytest
 from qemu.qmp import ExecuteError
 
 from clocks import ClockPair, clocks, offsets
-from lab import tsc_khz
+from lab import Lab, tsc_khz
 from pair import FORK, STOCK, until
 
 GAP_S = 3
@@ -215,3 +215,76 @@ def test_frequency_within_tolerance(lab):
     with held(lab, policy="continuous", source_options=cpu, destination_options=cpu) as pair:
         is_continuous(pair.moved(GAP_S))
         assert not pair.warnings()
+
+
+@pytest.fixture
+def scaling_lab():
+    with Lab(name="scaling", cpu="max") as lab:
+        yield lab
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("percent", [50, 90, 130])
+def test_frequency_scaled(scaling_lab, percent):
+    """One host that scales: the same offsets, if the guest's time goes on."""
+    khz = tsc_khz() * percent // 100
+    cpu = ("-cpu", f"max,tsc-frequency={khz * 1000}")
+    with held(scaling_lab, policy="continuous", source_options=cpu, destination_options=cpu) as pair:
+        jump = pair.moved(GAP_S)
+        assert max(map(abs, jump.tsc_us)) <= 10, jump.tsc_us
+        assert max(map(abs, jump.relation_ns)) <= RELATION_NS, jump.relation_ns
+        assert jump.offsets_differ == jump.backwards == 0
+        assert not pair.warnings()
+        [seen] = {e["pv_flags"] for e in jump.after}
+        assert seen == 3
+
+
+def job(side, command, **arguments):
+    side.cmd(command, job_id="job", **arguments)
+    def ended():
+        [info] = side.cmd("query-jobs")
+        return info["status"] == "concluded" and info
+    info = until(ended, command)
+    assert "error" not in info, info
+    side.cmd("job-dismiss", id="job")
+
+
+def later_reports(side, cpus):
+    """What the vCPUs report after some time."""
+    told = len(side.report().all("clock"))
+    until(lambda: len(side.report().all("clock")) >= told + 3 * cpus, "the guest reports again")
+    return clocks(side, cpus, 0, last=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("qemu", [STOCK, FORK], ids=["stock", "fork"])
+def test_snapshot_and_pause(lab, qemu):
+    """On one host nothing has changed: what was saved for later does not know how long it lay."""
+    with ClockPair(lab, source=qemu, policy=None, cpus=2, capabilities=None) as pair:
+        side = pair.source
+        side.wait_event("ready")
+        image = "/tmp/snapshot.qcow2"
+        job(side, "blockdev-create", options={"driver": "file", "filename": image, "size": 0})
+        side.cmd("blockdev-add", driver="file", node_name="file", filename=image)
+        job(side, "blockdev-create", options={"driver": "qcow2", "file": "file", "size": 1 << 20})
+        side.cmd("blockdev-add", driver="qcow2", node_name="disk", file="file")
+
+        job(side, "snapshot-save", tag="s", vmstate="disk", devices=["disk"])
+        lab.run(f"sleep {GAP_S}")
+        side.cmd("stop")
+        job(side, "snapshot-load", tag="s", vmstate="disk", devices=["disk"])
+        side.cmd("cont")
+        for event in later_reports(side, 2):
+            assert event["step_clock"] < GAP_S * 1e9 / 2, event
+            assert event["step_tsc"] < GAP_S * tsc_khz() * 1000 / 2, event
+            assert event["back_tsc"] == event["back_clock"] == 0, event
+
+        side.cmd("stop")
+        lab.run(f"sleep {GAP_S}")
+        side.cmd("cont")
+        for event in later_reports(side, 2):
+            assert event["step_clock"] < GAP_S * 1e9 / 2, event
+            assert event["step_tsc"] > GAP_S * tsc_khz() * 1000, event
+            assert event["back_tsc"] == event["back_clock"] == 0, event
+        if qemu == FORK:
+            assert not [name for name, _ in side.trace() if name.startswith("kvm_guest_time_st")]

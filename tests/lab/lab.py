@@ -157,10 +157,12 @@ class Lab:
     /dev/hugepages. extra: more files of the checkout to have below /lab, and programs of the
     host. append: words for Linux's command line. allow: a regular expression of kernel warnings
     to accept. shared: a file of the host that is a PCI device's memory in all labs that have it.
+    cpu: of L1's QEMU; "max" alone lets KVM scale TSCs.
     """
 
     def __init__(self, name="lab", cpus=2, memory_mb=2048, hugepages=0, extra=(), append="",
-                 allow=None, shell=False, boot_timeout=120, shared=None):
+                 allow=None, shell=False, boot_timeout=120, shared=None,
+                 cpu="max,tsc-scale=off"):
         self.name = name
         self.cpus = cpus
         self.memory_mb = memory_mb
@@ -171,6 +173,7 @@ class Lab:
         self.shell = shell
         self.boot_timeout = boot_timeout
         self.shared = shared
+        self.cpu = cpu
         self.process = None
         self.dir = None
         self._lock = threading.RLock()
@@ -225,7 +228,7 @@ class Lab:
         argv = [
             FORK / "qemu-system-x86_64",
             *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
-            *("-name", "lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max"),
+            *("-name", "lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", self.cpu),
             *("-smp", str(self.cpus), "-m", str(self.memory_mb)),
             *("-kernel", kernel.stdout.strip(), "-initrd", archive),
             *("-append", " ".join(append + self.append.split())),

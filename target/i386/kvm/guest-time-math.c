@@ -28,29 +28,38 @@ uint64_t guest_tsc_scaled(uint64_t host_tsc, GuestTscScale scale)
     return mul_shift(host_tsc, scale.ratio, scale.frac_bits);
 }
 
-/* Rounded down, as KVM does */
-static uint64_t ratio_of(uint32_t guest_khz, uint32_t host_khz, unsigned bits)
+/* @a * @b / @c, rounded down, modulo 2^64 */
+static uint64_t mul_div(uint64_t a, uint64_t b, uint64_t c)
 {
     uint64_t low, high;
 
-    mulu64(&low, &high, 1ULL << bits, guest_khz);
-    divu128(&low, &high, host_khz);
+    mulu64(&low, &high, a, b);
+    divu128(&low, &high, c);
     return low;
 }
 
 bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
-                          uint32_t guest_khz, uint32_t host_khz,
-                          GuestTscScale *scale)
+                          uint32_t guest_khz, GuestTscScale *scale)
 {
+    uint64_t host_khz;
+
     *scale = (GuestTscScale) { 0 };
     if (scaled - before <= after - before) {
         return true;
     }
-    for (int i = 0; host_khz && i < ARRAY_SIZE(frac_bits); i++) {
+
+    /* The nearest: the longer the host runs, the better is it known */
+    host_khz = scaled > guest_khz ?
+               mul_div(before + (after - before) / 2 + scaled / guest_khz / 2,
+                       guest_khz, scaled) : 0;
+    if (!host_khz || host_khz > UINT32_MAX) {
+        return false;
+    }
+    for (int i = 0; i < ARRAY_SIZE(frac_bits); i++) {
         uint64_t first, last;
 
         scale->frac_bits = frac_bits[i];
-        scale->ratio = ratio_of(guest_khz, host_khz, frac_bits[i]);
+        scale->ratio = mul_div(1ULL << frac_bits[i], guest_khz, host_khz);
         first = guest_tsc_scaled(before, *scale);
         last = guest_tsc_scaled(after, *scale);
         if (scaled - first <= last - first) {

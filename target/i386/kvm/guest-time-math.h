@@ -21,14 +21,13 @@ uint64_t guest_tsc_scaled(uint64_t host_tsc, GuestTscScale scale);
 /**
  * guest_tsc_find_scale: find out how KVM scales
  *
- * KVM does not tell its ratio, and ignores differences within a tolerance.
- * @scaled is what KVM made of a host TSC in @before ... @after, for a guest
- * with a TSC of @guest_khz on a host with one of @host_khz.  Returns false if
- * no way of scaling that is known gives that.
+ * KVM tells neither its ratio nor, exactly, from which frequency of the host's
+ * TSC it has computed it.  @scaled is what it made of a host TSC in @before ...
+ * @after, for a guest with a TSC of @guest_khz.  Returns false if no way of
+ * scaling that is known gives that.
  */
 bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
-                          uint32_t guest_khz, uint32_t host_khz,
-                          GuestTscScale *scale);
+                          uint32_t guest_khz, GuestTscScale *scale);
 
 /*
  * The frequency with which KVM computes a kvmclock from the TSC, by what it

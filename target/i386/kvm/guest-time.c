@@ -128,24 +128,17 @@ static void do_rearm_deadline(CPUState *cs, run_on_cpu_data data)
 /* How KVM scales the host's TSC for the guest; returns why it is not known */
 static const char *find_scale(uint32_t *guest_khz, GuestTscScale *scale)
 {
-    TscReading r;
+    int khz = kvm_vcpu_ioctl(first_cpu, KVM_GET_TSC_KHZ);
     uint64_t offset;
-    int guest, host;
+    TscReading r;
 
-    *scale = (GuestTscScale) { 0 };
-    guest = kvm_vcpu_ioctl(first_cpu, KVM_GET_TSC_KHZ);
-    if (guest <= 0) {
-        return "KVM does not tell the guest's TSC frequency";
+    if (khz <= 0 || !get_offset(first_cpu, &offset)) {
+        return "KVM does not tell the TSC's frequency and offset";
     }
-    *guest_khz = guest;
-    host = kvm_vm_ioctl(kvm_state, KVM_GET_TSC_KHZ);
-    if (host == guest) {
-        return NULL;
-    }
+    *guest_khz = khz;
     run_on_cpu(first_cpu, do_read_tsc, RUN_ON_CPU_HOST_PTR(&r));
-    if (!r.ok || !get_offset(first_cpu, &offset) ||
-        !guest_tsc_find_scale(r.before, r.after, r.tsc - offset, guest,
-                              MAX(host, 0), scale)) {
+    if (!r.ok || !guest_tsc_find_scale(r.before, r.after, r.tsc - offset, khz,
+                                       scale)) {
         return "it is not known how KVM scales the TSC";
     }
     return NULL;
