@@ -18,7 +18,7 @@ sys.path += [str(ROOT / "tests" / name) for name in ("lab", "guest", "postcopy",
 
 from initramfs import BuildError                                        # noqa: E402
 from lab import CommandFailed, Lab, LabError, tsc_khz                   # noqa: E402
-from clocks import CLOCK, ON, ClockPair, clocks, kvmclock_ns, offsets, signed   # noqa: E402
+from clocks import CLOCK, ON, ClockPair, clocks, kvmclock_ns, numbers, offsets, signed   # noqa: E402
 from pair import FORK, STOCK, Side                                      # noqa: E402
 from qemu.qmp import QMPError                                           # noqa: E402
 
@@ -41,9 +41,18 @@ def held(lab, variant, gap_s, postcopy):
     with ClockPair(lab, source=qemu, destination=qemu, policy=policy, told=qemu == FORK, cpus=CPUS,
                    destination_options=("-S",), capabilities=() if postcopy else None) as pair:
         jump = pair.moved(gap_s, postcopy)
+        blackout = {}
+        if qemu == FORK:
+            stop = numbers(pair.source, "kvm_guest_time_stop")
+            start = numbers(pair.destination, "kvm_guest_time_start")
+            cycles = start["host TSC"] - stop["host TSC"]
+            blackout = {"blackout_us": round(cycles * 1000 / tsc_khz(), 3),
+                        "tsc_in_blackout_us": round((cycles + jump.tsc[0]) * 1000 / tsc_khz(), 3),
+                        "kvmclock_in_blackout_us": (start["kvmclock"] - stop["kvmclock"]) / 1000}
     return {
         "postcopy": postcopy,
         "held_s": gap_s,
+        **blackout,
         "tsc_added_us": [round(us, 3) for us in jump.tsc_us],
         "kvmclock_added_us": [round(ns / 1000, 3) for ns in jump.kvmclock_ns],
         "kvmclock_against_tsc_ns": jump.relation_ns,
@@ -103,21 +112,22 @@ def spread(values, unit):
 
 
 def show(report):
-    print("| | added to TSC | added to kvmclock | kvmclock against TSC | offsets differ | backwards |\n"
-          "| --- | --- | --- | --- | --- | --- |")
+    print("| | added to TSC | added to kvmclock | kvmclock against TSC | offsets differ | backwards | passed in the blackout |\n"
+          "| --- | --- | --- | --- | --- | --- | --- |")
     for variant, runs in report["held"].items():
         for r in runs:
             print(f"| {variant}, {'post-copy' if r['postcopy'] else 'pre-copy'}, {r['held_s']} s "
                   f"| {spread(r['tsc_added_us'], 'us')} | {spread(r['kvmclock_added_us'], 'us')} "
                   f"| {spread([ns / 1000 for ns in r['kvmclock_against_tsc_ns']], 'us')} "
-                  f"| {r['offsets_differ_cycles']} | {r['backwards_ticks_or_ns']} |")
+                  f"| {r['offsets_differ_cycles']} | {r['backwards_ticks_or_ns']} "
+                  f"| {'%.0f us of %.0f' % (r['tsc_in_blackout_us'], r['blackout_us']) if 'blackout_us' in r else ''} |")
     for variant, hops in report["in_a_row"].items():
         last = hops[-1]
         print(f"| {variant}, {len(hops)} in a row | {last['tsc_added_us']:,.3f} us | "
               f"{last['tsc_added_us'] + last['kvmclock_against_tsc_ns'] / 1000:,.3f} us | "
               f"{last['kvmclock_against_tsc_ns'] / 1000:,.3f} us "
               f"| {max(h['offsets_differ_cycles'] for h in hops)} "
-              f"| {max(h['backwards_ticks_or_ns'] for h in hops)} |")
+              f"| {max(h['backwards_ticks_or_ns'] for h in hops)} | |")
 
 
 def run(options):

@@ -47,6 +47,12 @@ def clocks(side, cpus, move, last=False):
     return until(come, f"reports of {cpus} vCPUs on the {side.name}", timeout=30)
 
 
+def numbers(side, event):
+    """What the fork traced."""
+    text = dict(side.trace())[event]
+    return {key: int(value) for key, value in re.findall(r"(kvmclock|realtime|host TSC) (\d+)", text)}
+
+
 @dataclass
 class Jump:
     """What a migration did to the clocks, by vCPU."""

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Between two L1s, whose TSCs began at different times."""
 import contextlib
-import re
 
 import pytest
 
-from clocks import ClockPair, offsets
+from clocks import ClockPair, numbers, offsets
 from lab import Lab, tsc_khz
 
 pytestmark = pytest.mark.slow
@@ -96,16 +95,11 @@ def test_other_frequency_scaled(tmp_path):
             assert jump.backwards == 0 and jump.offsets_differ == 0
             # KVM rounds the scaled frequency: 1 kHz is 0.4 ppm of the guest's whole life
             assert max(map(abs, jump.relation_ns)) <= 50 * 1000, jump.relation_ns
-            stop = numbers(pair.source.trace(), "kvm_guest_time_stop")
-            start = numbers(pair.destination.trace(), "kvm_guest_time_start")
+            stop = numbers(pair.source, "kvm_guest_time_stop")
+            start = numbers(pair.destination, "kvm_guest_time_start")
             ratio = (tsc_khz() << 32) // (tsc_khz() * 101 // 100)
             for before, after in zip(was, offsets(pair.destination)):
                 cycles = (start["host TSC"] * ratio >> 32) + after - (stop["host TSC"] + before)
                 passed_ns = start["kvmclock"] - stop["kvmclock"]
                 assert passed_ns > GAP_S * 1e9
                 assert abs(cycles - passed_ns * tsc_khz() / 1e6) <= 2
-
-
-def numbers(trace, event):
-    text = dict(trace)[event]
-    return {key: int(value) for key, value in re.findall(r"(kvmclock|realtime|host TSC) (\d+)", text)}

@@ -92,14 +92,14 @@ static void test_scaled(void)
     }
 }
 
-static void check_found(uint32_t guest_khz, uint64_t at, uint64_t scaled,
-                        uint64_t off_by)
+static void check_found(uint32_t guest_khz, uint32_t host_khz, uint64_t at,
+                        uint64_t scaled, uint64_t off_by)
 {
     GuestTscScale scale;
     uint64_t found;
 
     g_assert_true(guest_tsc_find_scale(at - 2000, at + 2000, scaled, guest_khz,
-                                       &scale));
+                                       host_khz, &scale));
     found = guest_tsc_scaled(at, scale);
     g_assert_cmpuint(MAX(found, scaled) - MIN(found, scaled), <=, off_by);
 }
@@ -109,44 +109,73 @@ static void test_find_scale(void)
     GuestTscScale scale;
 
     /* Not scaled, also across a wrap */
-    g_assert_true(guest_tsc_find_scale(1000, 2000, 1500, KHZ, &scale));
+    g_assert_true(guest_tsc_find_scale(1000, 2000, 1500, KHZ, 0, &scale));
     g_assert_cmpuint(scale.frac_bits, ==, 0);
-    g_assert_true(guest_tsc_find_scale(-500ULL, 500, 3, KHZ, &scale));
+    g_assert_true(guest_tsc_find_scale(-500ULL, 500, 3, KHZ, KHZ, &scale));
     g_assert_cmpuint(scale.frac_bits, ==, 0);
 
     /* 3000000 kHz, 32 bits */
-    check_found(2000000, 1125899906842624ULL, 750599937720320ULL, 0);
+    check_found(2000000, 0, 1125899906842624ULL,
+                750599937720320ULL, 0);
     /* 3000000 kHz, 48 bits */
-    check_found(2000000, 1125899906842624ULL, 750599937895080ULL, 0);
+    check_found(2000000, 0, 1125899906842624ULL,
+                750599937895080ULL, 0);
     /* 2000000 kHz, 32 bits */
-    check_found(3000000, 288230376151711744ULL, 432345564227567616ULL, 0);
+    check_found(3000000, 0, 288230376151711744ULL,
+                432345564227567616ULL, 0);
     /* 2000000 kHz, 48 bits */
-    check_found(3000001, 288230376151711744ULL, 432345708342755328ULL, 0);
+    check_found(3000001, 2000018, 288230376151711744ULL,
+                432345708342755328ULL, 0);
     /* 3999999 kHz, 48 bits */
-    check_found(1000001, 3153600000000000000ULL, 788400985500243996ULL, 0);
+    check_found(1000001, 3999999, 3153600000000000000ULL,
+                788400985500243996ULL, 0);
     /* 2596122 kHz, 32 bits */
-    check_found(2000000, 5000000000ULL, 3851899100ULL, 2000);
+    check_found(2000000, 2596122, 5000000000ULL,
+                3851899100ULL, 0);
+    /* 2596122 kHz, 32 bits */
+    check_found(2000000, 0, 5000000000ULL,
+                3851899100ULL, 2000);
 
     /* A TSC that has just begun, and one that is not a host's at all */
-    g_assert_false(guest_tsc_find_scale(1 << 20, (1 << 20) + 1000, 5, KHZ,
+    g_assert_false(guest_tsc_find_scale(1 << 20, (1 << 20) + 1000, 5, KHZ, KHZ,
                                         &scale));
     g_assert_false(guest_tsc_find_scale(1ULL << 40, (1ULL << 40) + 10, 1 << 22,
-                                        KHZ, &scale));
+                                        KHZ, KHZ, &scale));
+}
+
+static uint32_t pvclock_khz(uint32_t mul, int8_t shift)
+{
+    GuestPvclock pv = { .tsc_to_system_mul = mul, .tsc_shift = shift };
+
+    return guest_pvclock_khz(&pv);
 }
 
 static void test_pvclock(void)
 {
+    GuestPvclock pv = {
+        .tsc_timestamp = 1000, .system_time = 5 * S,
+        .tsc_to_system_mul = 3308733193U, .tsc_shift = -1,
+    };
+
     /* As KVM computes them for TSCs of 2596140 kHz, 500 MHz and 5 GHz */
-    g_assert_cmpuint(guest_tsc_pvclock_khz(3308733193U, -1), ==, 2596140);
-    g_assert_cmpuint(guest_tsc_pvclock_khz(1U << 31, 2), ==, 500000);
-    g_assert_cmpuint(guest_tsc_pvclock_khz(3435973836U, -2), ==, 5000000);
+    g_assert_cmpuint(pvclock_khz(3308733193U, -1), ==, 2596140);
+    g_assert_cmpuint(pvclock_khz(1U << 31, 2), ==, 500000);
+    g_assert_cmpuint(pvclock_khz(3435973836U, -2), ==, 5000000);
     /* What cannot be */
-    g_assert_cmpuint(guest_tsc_pvclock_khz(0, 0), ==, 0);
-    g_assert_cmpuint(guest_tsc_pvclock_khz(1, 0), ==, 0);
-    g_assert_cmpuint(guest_tsc_pvclock_khz(UINT32_MAX, -13), ==, 0);
-    g_assert_cmpuint(guest_tsc_pvclock_khz(UINT32_MAX, 32), ==, 0);
-    g_assert_cmpuint(guest_tsc_pvclock_khz(UINT32_MAX, -12), ==, 4096000001);
-    g_assert_cmpuint(guest_tsc_pvclock_khz(UINT32_MAX, 31), ==, 0);
+    g_assert_cmpuint(pvclock_khz(0, 0), ==, 0);
+    g_assert_cmpuint(pvclock_khz(1, 0), ==, 0);
+    g_assert_cmpuint(pvclock_khz(UINT32_MAX, -13), ==, 0);
+    g_assert_cmpuint(pvclock_khz(UINT32_MAX, 32), ==, 0);
+    g_assert_cmpuint(pvclock_khz(UINT32_MAX, -12), ==, 4096000001);
+    g_assert_cmpuint(pvclock_khz(UINT32_MAX, 31), ==, 0);
+
+    g_assert_cmpuint(guest_pvclock_ns(&pv, 1000), ==, 5 * S);
+    /* A second, rounded down */
+    g_assert_cmpuint(guest_pvclock_ns(&pv, 2596141000), ==, 6 * S - 1);
+    pv.tsc_shift = 1;
+    g_assert_cmpuint(guest_pvclock_ns(&pv, 1000 + 649035000), ==, 6 * S - 1);
+    pv.tsc_timestamp = -7ULL;
+    g_assert_cmpuint(guest_pvclock_ns(&pv, 649035000 - 7), ==, 6 * S - 1);
 }
 
 static void check_gap(GuestTimeOfDay then, GuestTimeOfDay now, int64_t is,

@@ -39,27 +39,28 @@ static uint64_t mul_div(uint64_t a, uint64_t b, uint64_t c)
 }
 
 bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
-                          uint32_t guest_khz, GuestTscScale *scale)
+                          uint32_t guest_khz, uint32_t host_khz,
+                          GuestTscScale *scale)
 {
-    uint64_t host_khz;
+    uint64_t hosts[2] = { host_khz };
 
     *scale = (GuestTscScale) { 0 };
     if (scaled - before <= after - before) {
         return true;
     }
-
-    /* The nearest: the longer the host runs, the better is it known */
-    host_khz = scaled > guest_khz ?
-               mul_div(before + (after - before) / 2 + scaled / guest_khz / 2,
-                       guest_khz, scaled) : 0;
-    if (!host_khz || host_khz > UINT32_MAX) {
-        return false;
+    if (scaled > guest_khz) {
+        /* The nearest: the longer the host runs, the better is it known */
+        hosts[1] = mul_div(before + (after - before) / 2 +
+                           scaled / guest_khz / 2, guest_khz, scaled);
     }
-    for (int i = 0; i < ARRAY_SIZE(frac_bits); i++) {
-        uint64_t first, last;
+    for (int i = 0; i < ARRAY_SIZE(hosts) * ARRAY_SIZE(frac_bits); i++) {
+        uint64_t host = hosts[i / ARRAY_SIZE(frac_bits)], first, last;
 
-        scale->frac_bits = frac_bits[i];
-        scale->ratio = mul_div(1ULL << frac_bits[i], guest_khz, host_khz);
+        if (!host || host > UINT32_MAX) {
+            continue;
+        }
+        scale->frac_bits = frac_bits[i % ARRAY_SIZE(frac_bits)];
+        scale->ratio = mul_div(1ULL << scale->frac_bits, guest_khz, host);
         first = guest_tsc_scaled(before, *scale);
         last = guest_tsc_scaled(after, *scale);
         if (scaled - first <= last - first) {
@@ -69,21 +70,30 @@ bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
     return false;
 }
 
-uint32_t guest_tsc_pvclock_khz(uint32_t tsc_to_system_mul, int8_t tsc_shift)
+uint32_t guest_pvclock_khz(const GuestPvclock *pv)
 {
-    uint64_t per_ms = 1000000ULL << 32, mul = tsc_to_system_mul, khz;
+    uint64_t per_ms = 1000000ULL << 32, mul = pv->tsc_to_system_mul, khz;
 
     /* 1000000 has 20 bits */
-    if (!mul || tsc_shift < -12 || tsc_shift > 31) {
+    if (!mul || pv->tsc_shift < -12 || pv->tsc_shift > 31) {
         return 0;
     }
-    if (tsc_shift < 0) {
-        per_ms <<= -tsc_shift;
+    if (pv->tsc_shift < 0) {
+        per_ms <<= -pv->tsc_shift;
     } else {
-        mul <<= tsc_shift;
+        mul <<= pv->tsc_shift;
     }
     khz = (per_ms + mul / 2) / mul;
     return khz > UINT32_MAX ? 0 : khz;
+}
+
+uint64_t guest_pvclock_ns(const GuestPvclock *pv, uint64_t tsc)
+{
+    uint64_t ticks = tsc - pv->tsc_timestamp;
+
+    ticks = pv->tsc_shift < 0 ? ticks >> -pv->tsc_shift
+                              : ticks << pv->tsc_shift;
+    return pv->system_time + mul_shift(ticks, pv->tsc_to_system_mul, 32);
 }
 
 uint64_t guest_tsc_cycles(int64_t ns, uint32_t khz)

@@ -22,19 +22,37 @@ uint64_t guest_tsc_scaled(uint64_t host_tsc, GuestTscScale scale);
  * guest_tsc_find_scale: find out how KVM scales
  *
  * KVM tells neither its ratio nor, exactly, from which frequency of the host's
- * TSC it has computed it.  @scaled is what it made of a host TSC in @before ...
- * @after, for a guest with a TSC of @guest_khz.  Returns false if no way of
- * scaling that is known gives that.
+ * TSC it has computed it; @host_khz is the most likely one, or 0.  @scaled is
+ * what it made of a host TSC in @before ... @after, for a guest with a TSC of
+ * @guest_khz.  Returns false if no way of scaling that is known gives that.
  */
 bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
-                          uint32_t guest_khz, GuestTscScale *scale);
+                          uint32_t guest_khz, uint32_t host_khz,
+                          GuestTscScale *scale);
+
+/* What KVM tells a guest of its kvmclock, in the layout of that interface */
+typedef struct GuestPvclock {
+    uint32_t version;       /* odd while it is being written */
+    uint32_t pad;
+    uint64_t tsc_timestamp;
+    uint64_t system_time;
+    uint32_t tsc_to_system_mul;
+    int8_t tsc_shift;
+    uint8_t flags;
+    uint8_t pad2[2];
+} GuestPvclock;
+
+#define GUEST_PVCLOCK_TSC_STABLE    1   /* in flags */
 
 /*
- * The frequency with which KVM computes a kvmclock from the TSC, by what it
- * tells the guest; 0 if there is none like that.  KVM_GET_TSC_KHZ is some ppm
- * off if the host's kernel has measured its TSC again since KVM was loaded.
+ * The frequency of the TSC in it, in kHz; 0 if there is none like that.  What
+ * KVM_GET_TSC_KHZ tells is some ppm off if the host's kernel has measured its
+ * TSC again since KVM was loaded, or if KVM scales.
  */
-uint32_t guest_tsc_pvclock_khz(uint32_t tsc_to_system_mul, int8_t tsc_shift);
+uint32_t guest_pvclock_khz(const GuestPvclock *pv);
+
+/* What the guest reads as its kvmclock when its TSC is @tsc */
+uint64_t guest_pvclock_ns(const GuestPvclock *pv, uint64_t tsc);
 
 /* TSC cycles in @ns, which may be negative, rounded to the nearest */
 uint64_t guest_tsc_cycles(int64_t ns, uint32_t khz);
