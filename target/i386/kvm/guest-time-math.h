@@ -51,7 +51,10 @@ typedef struct GuestPvclock {
  */
 uint32_t guest_pvclock_khz(const GuestPvclock *pv);
 
-/* What the guest reads as its kvmclock when its TSC is @tsc */
+/*
+ * What the guest reads as its kvmclock when its TSC is @tsc; for a @pv that has
+ * a frequency
+ */
 uint64_t guest_pvclock_ns(const GuestPvclock *pv, uint64_t tsc);
 
 /* TSC cycles in @ns, which may be negative, rounded to the nearest */

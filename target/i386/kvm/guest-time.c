@@ -175,12 +175,14 @@ static void see_as_guest(uint64_t tsc, uint64_t *clock_ns, uint32_t *clock_khz)
         return;
     }
     cpu_physical_memory_read(msr & ~(uint64_t)KVM_MSR_ENABLED, &pv, sizeof(pv));
-    khz = guest_pvclock_khz(&pv);
-    ns = guest_pvclock_ns(&pv, tsc);
     /* The guest can write there, too */
+    khz = guest_pvclock_khz(&pv);
     if (pv.version & 1 || !(pv.flags & GUEST_PVCLOCK_TSC_STABLE) ||
-        ABS(khz - *clock_khz) > *clock_khz / 1000 ||
-        ABS((int64_t)(ns - *clock_ns)) > FAR_NS) {
+        ABS(khz - *clock_khz) > *clock_khz / 1000) {
+        return;
+    }
+    ns = guest_pvclock_ns(&pv, tsc);
+    if (ABS((int64_t)(ns - *clock_ns)) > FAR_NS) {
         return;
     }
     *clock_ns = ns;
