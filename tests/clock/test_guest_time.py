@@ -6,9 +6,9 @@ import re
 import pytest
 from qemu.qmp import ExecuteError
 
-from clocks import ClockPair, clocks, offsets
+from clocks import ON, ClockPair, clocks, offsets
 from lab import Lab, tsc_khz
-from pair import FORK, STOCK, until
+from pair import FORK, STOCK, Side, until
 
 GAP_S = 3
 HELD = ("-S",)      # the destination does not run before "cont"
@@ -56,11 +56,39 @@ def is_as_stock(jump):
     assert max(jump.relation_ns) < -1e9
 
 
+def job(side, command, **arguments):
+    side.cmd(command, job_id="job", **arguments)
+    def ended():
+        [info] = side.cmd("query-jobs")
+        return info["status"] == "concluded" and info
+    info = until(ended, command)
+    assert "error" not in info, info
+    side.cmd("job-dismiss", id="job")
+
+
+def later_reports(side, cpus):
+    """What the vCPUs report after some time. Where a snapshot was loaded, a line is cut."""
+    def reports():
+        lines = side.lab.read_file(side.console).decode().splitlines()
+        return [json.loads(line) for line in lines if re.fullmatch(r'{"event": "clock", [^{]*}', line)]
+    told = len(reports())
+    until(lambda: len(reports()) >= told + 3 * cpus, "the guest reports again")
+    by_cpu = {event["cpu"]: event for event in reports()}
+    assert len(by_cpu) == cpus
+    return by_cpu.values()
+
+
 @WAYS
 def test_continuous(lab, postcopy):
     with held(lab, postcopy, policy="continuous") as pair:
         is_continuous(pair.moved(GAP_S, postcopy))
         assert not pair.warnings()
+
+
+@pytest.mark.slow
+def test_q35(lab):
+    with held(lab, policy="continuous", machine="pc-q35-10.0") as pair:
+        is_continuous(pair.moved(GAP_S))
 
 
 @WAYS
@@ -175,6 +203,32 @@ def test_reset_before_it_runs(lab):
         assert len(set(offsets(pair.destination))) == 1
 
 
+@pytest.mark.slow
+def test_moved_on_before_it_runs(lab):
+    """The instant is passed on by a QEMU in which the guest has not run."""
+    with held(lab, cpus=2, destination_options=ON) as pair:
+        pair.source.wait_event("ready")
+        was = offsets(pair.source)
+        pair.source.cmd("migrate", uri=pair.listen())
+        for side in pair.sides:
+            side.wait_status("completed")
+        pair.source.end()
+        words = [*ON, "-global", "migration.guest-time=continuous", "-incoming", "defer"]
+        pair.sides[0] = third = Side(lab, "source", FORK, words, pair.options)
+        third.connect()
+        third.cmd("migrate-incoming", uri="tcp:127.0.0.1:4200")
+        pair.destination.cmd("migrate", uri="tcp:127.0.0.1:4200")
+        third.wait_status("completed")
+        lab.run(f"sleep {GAP_S}")
+        third.cmd("cont")
+        for now, then in zip(offsets(third), was):
+            assert abs(now - then) * 1000 / tsc_khz() <= 10
+        for event in later_reports(third, 2):
+            assert event["back_tsc"] == event["back_clock"] == 0, event
+            assert event["step_tsc"] > GAP_S * tsc_khz() * 1000, event
+            assert event["step_clock"] > GAP_S * 1e9, event
+
+
 # The fork and other QEMUs
 
 @pytest.mark.parametrize("way", [
@@ -240,28 +294,6 @@ def test_frequency_scaled(scaling_lab, percent):
         assert not pair.warnings()
         [seen] = {e["pv_flags"] for e in jump.after}
         assert seen == 3
-
-
-def job(side, command, **arguments):
-    side.cmd(command, job_id="job", **arguments)
-    def ended():
-        [info] = side.cmd("query-jobs")
-        return info["status"] == "concluded" and info
-    info = until(ended, command)
-    assert "error" not in info, info
-    side.cmd("job-dismiss", id="job")
-
-
-def later_reports(side, cpus):
-    """What the vCPUs report after some time. Where a snapshot was loaded, a line is cut."""
-    def reports():
-        lines = side.lab.read_file(side.console).decode().splitlines()
-        return [json.loads(line) for line in lines if re.fullmatch(r'{"event": "clock", [^{]*}', line)]
-    told = len(reports())
-    until(lambda: len(reports()) >= told + 3 * cpus, "the guest reports again")
-    by_cpu = {event["cpu"]: event for event in reports()}
-    assert len(by_cpu) == cpus
-    return by_cpu.values()
 
 
 @pytest.mark.slow

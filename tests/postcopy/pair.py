@@ -171,6 +171,7 @@ class Pair:
             arguments = ["-object", f"{backend},id=ram,size={memory_mb}M"]
             machine += ",memory-backend=ram"
         options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus, "payload": payload}
+        self.options = options
         self._sides = [("source", source, [*arguments, *source_options], options, traced),
                        ("destination", destination,
                         [*arguments, *destination_options, "-incoming", "defer"], options, traced,
