@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock guest kernel check-quick check check-slow demo soak bench-postcopy bench-guest-time lab-shell branch help
+.PHONY: all build stock guest kernel check-quick check check-slow demo soak bench-postcopy bench-guest-time bench-snapshot lab-shell branch help
 
 # What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
 FORK = qemu-system-x86_64 tests/qtest/migration-test \
 	tests/qtest/postcopy-fault-exits-test tests/unit/test-postcopy-request \
-	tests/unit/test-postcopy-place tests/unit/test-guest-time
+	tests/unit/test-postcopy-place tests/unit/test-guest-time \
+	tests/unit/test-snapshot-holes
 PYTEST = build/venv/bin/python -m pytest -rs --durations=10
 # Two at a time, each with a first-level machine of its own.
 PYTEST_2 = $(PYTEST) -n 2
@@ -43,6 +44,9 @@ bench-postcopy: stock guest kernel ## post-copy of stock QEMU and of the fork, e
 
 bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: stock QEMU, the fork; 100 in a row
 	@build/venv/bin/python tests/bench/guest_time.py
+
+bench-snapshot: stock guest ## background snapshots of stock QEMU and of the fork, measured on this host
+	@build/venv/bin/python tests/bench/snapshot.py
 
 SOAK ?= 200
 SEED ?= 1

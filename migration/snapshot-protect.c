@@ -87,7 +87,8 @@ static BackgroundSnapshotSetup populate(void)
 {
     /* No length: just the question */
     return qemu_madvise(NULL, 0, MADV_POPULATE_READ)
-           ? BACKGROUND_SNAPSHOT_SETUP_READ : BACKGROUND_SNAPSHOT_SETUP_POPULATE_READ;
+           ? BACKGROUND_SNAPSHOT_SETUP_READ
+           : BACKGROUND_SNAPSHOT_SETUP_POPULATE_READ;
 }
 
 void snapshot_prepare(void)

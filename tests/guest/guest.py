@@ -29,6 +29,7 @@ def arguments(side, log, cpus=4, memory_mb=128, machine="pc", payload=ROOT / PAY
       zero     per cent of pages that hold zeros until the guest has moved (12)
       seed     of contents and order (0)
       passes   touch each page so often, then check, moved or not (0: until moved)
+      time     1: count all touches before the guest has moved by their duration, see times()
     and for clock.bin:
       adjust   processor 1 writes that to its IA32_TSC_ADJUST
       deadline ms until a timer of the LAPIC expires (0: none)
@@ -41,6 +42,23 @@ def arguments(side, log, cpus=4, memory_mb=128, machine="pc", payload=ROOT / PAY
         *("-chardev", f"file,id=report,path={log}"),
         *("-device", f"isa-debugcon,iobase=0xe9,readback={READBACK[side]:#x},chardev=report"),
     ]
+
+
+TIMES_BUCKETS = 512
+
+
+def times(before, after, tsc_khz):
+    """[(microseconds, touches)] between two dumps of memory, shortest first; each is a bucket's
+    upper end, at most an eighth too long.
+
+    The dumps are of TIMES_BUCKETS * 4 bytes for each processor from event "boot"'s times_address on.
+    """
+    count = [0] * TIMES_BUCKETS
+    for i, (a, b) in enumerate(zip(array("I", before), array("I", after))):
+        count[i % TIMES_BUCKETS] += (b - a) % (1 << 32)
+    # The guest's bucket(): the number of the highest bit and the three bits after it.
+    return [(((i % 8 + 9 if i > 7 else i + 1) << max(i // 8 - 1, 0)) * 1000 / tsc_khz, n)
+            for i, n in enumerate(count) if n]
 
 
 class Report:

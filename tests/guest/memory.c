@@ -16,7 +16,7 @@
 #define BLOCK       0x200000ull
 
 uint64_t first_page, pages;
-uint32_t *touched, *samples[2];
+uint32_t *touched, *samples[2], *times;
 
 struct region {
     const char *name;
@@ -60,7 +60,8 @@ static uint64_t word_step(uint64_t page)
 }
 
 /*
- * Low RAM after the payload: the touch counts, the samples of two passes, then
+ * Low RAM after the payload: the touch counts, the samples of two passes, the
+ * touches of the load by their ticks if they are asked for, then
  * the memory under test up to the end of RAM or as much as `mem` asks for.
  */
 void memory_layout(void)
@@ -80,6 +81,8 @@ void memory_layout(void)
                                      : most + par.cpus * (most / PAGE_WORDS))
               * sizeof(samples[0][0]);
     }
+    times = (void *)at;
+    at += par.time ? par.cpus * BUCKETS * sizeof(times[0]) : 0;
     at = (at + BLOCK - 1) & ~(BLOCK - 1);
     room = at < end ? (end - at) >> PAGE_SHIFT : 0;
     first_page = at >> PAGE_SHIFT;
@@ -117,6 +120,21 @@ void touch(uint64_t page)
 {
     __atomic_add_fetch(&words(page)[0], 1, __ATOMIC_SEQ_CST);
     book(page);
+}
+
+static uint32_t bucket(uint64_t ticks)
+{
+    int log = ticks < 8 ? 3 : 63 - __builtin_clzll(ticks);
+
+    return (log - 3) * 8 + (ticks >> (log - 3));
+}
+
+void touch_and_count(uint64_t page, uint32_t *times_of_cpu)
+{
+    uint64_t start = tsc();
+
+    touch(page);
+    times_of_cpu[bucket(tsc() - start)]++;
 }
 
 uint64_t timed_touch(uint64_t page, bool read_first, bool by_smi)

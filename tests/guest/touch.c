@@ -93,7 +93,12 @@ static void load(uint32_t cpu)
             if (__atomic_load_n(&moved, __ATOMIC_SEQ_CST)) {
                 return;
             }
-            if (!stays_zero(page)) {
+            if (stays_zero(page)) {
+                continue;
+            }
+            if (par.time) {
+                touch_and_count(page, times + cpu * BUCKETS);
+            } else {
                 touch(page);
             }
         }
@@ -143,10 +148,12 @@ _Noreturn void cpu_main(uint32_t cpu)
         rom_remember();
         print("{\"event\": \"boot\", \"cpus\": %u, \"ram_mb\": %u, "
               "\"test_address\": %u, \"test_pages\": %u, \"pattern\": \"%s\", "
-              "\"seed\": %u, \"zero_percent\": %u, \"tsc_khz\": %u}\n",
+              "\"seed\": %u, \"zero_percent\": %u, \"tsc_khz\": %u, "
+              "\"times_address\": %u}\n",
               (uint64_t)par.cpus, par.ram_bytes >> 20,
               first_page << PAGE_SHIFT, pages, pattern_names[par.pattern],
-              par.seed, (uint64_t)par.zero_percent, khz);
+              par.seed, (uint64_t)par.zero_percent, khz,
+              (uint64_t)(uintptr_t)times);
         start_cpus();
     }
     barrier();

@@ -9,6 +9,8 @@
 
 #define PAGE_WORDS  512
 #define PAGE_SHIFT  12
+/* Of touches by their ticks: eight for each power of two */
+#define BUCKETS     512
 
 enum pattern { DISJOINT, SHARED, SAMEHUGE, ZEROWRITE, SMM, PATTERNS };
 
@@ -69,6 +71,7 @@ struct parameters {
     uint32_t mem_mb;            /* under test; 0: all that is left */
     uint32_t zero_percent;      /* pages that stay zero on the source */
     uint32_t passes;            /* of load before the check; 0: until moved */
+    uint32_t time;              /* count the ticks of each touch of the load */
     uint64_t adjust;            /* clock.c: to IA32_TSC_ADJUST of processor 1 */
     uint32_t deadline_ms;       /* clock.c: let a timer expire; 0: none */
 };
@@ -88,10 +91,12 @@ void drop_mappings(void);
 extern uint64_t first_page;         /* of the memory under test */
 extern uint64_t pages;
 extern uint32_t *samples[2];        /* per pass: TSC ticks of each touch */
+extern uint32_t *times;             /* per processor: touches by their ticks */
 void memory_layout(void);
 void fill(uint32_t cpu);
 bool stays_zero(uint64_t page);
 void touch(uint64_t page);
+void touch_and_count(uint64_t page, uint32_t *times_of_cpu);
 uint64_t timed_touch(uint64_t page, bool read_first, bool by_smi);
 void rom_remember(void);
 void rom_check(void);

@@ -14,12 +14,16 @@ SOURCES = {
     "test-postcopy-request": ["migration/postcopy-request.c", "migration/postcopy-meter.c"],
     "test-postcopy-place": ["migration/postcopy-place.c", "migration/postcopy-request.c",
                             "migration/postcopy-meter.c"],
+    "test-snapshot-holes": ["migration/snapshot-holes.c"],
 }
+SKIPPED = 77  # the exit status that Meson takes for it
 
 
 def output(*command, rc=0, cwd=FORK):
     done = subprocess.run([str(word) for word in command], cwd=cwd, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    if done.returncode == SKIPPED and rc == 0:
+        pytest.skip(done.stdout)
     assert done.returncode == rc, f"{shlex.join(map(str, command))}\n{done.stdout}"
     return done.stdout
 

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Swap out the largest anonymous mapping of a process.
+ * usage: pageout PID
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define ADVICE_PAGEOUT 21
+
+int main(int argc, char **argv)
+{
+    char path[64], line[512];
+    struct iovec most = { 0 };
+    unsigned pid = argc == 2 ? atoi(argv[1]) : 0;
+    int pidfd = syscall(SYS_pidfd_open, pid, 0);
+    FILE *maps;
+
+    snprintf(path, sizeof(path), "/proc/%u/maps", pid);
+    maps = fopen(path, "r");
+    if (pidfd < 0 || !maps) {
+        perror(path);
+        return 1;
+    }
+    while (fgets(line, sizeof(line), maps)) {
+        uintptr_t start, end, inode;
+
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " rw-p %*x %*s %" SCNuPTR,
+                   &start, &end, &inode) == 3
+            && !inode && end - start > most.iov_len) {
+            most.iov_base = (void *)start;
+            most.iov_len = end - start;
+        }
+    }
+    /* It stops at what it cannot take, without an error. */
+    for (size_t done = 0; done < most.iov_len; done += 2 << 20) {
+        struct iovec part = {
+            (char *)most.iov_base + done,
+            most.iov_len - done < 2 << 20 ? most.iov_len - done : 2 << 20,
+        };
+        if (syscall(SYS_process_madvise, pidfd, &part, 1, ADVICE_PAGEOUT, 0)
+            < 0) {
+            perror("process_madvise");
+            return 1;
+        }
+    }
+    printf("%p %zu\n", most.iov_base, most.iov_len);
+    return 0;
+}

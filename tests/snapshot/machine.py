@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A QEMU in the lab of which background snapshots are taken, and another that restores them.
+
+    with Machine(lab, backend="memory-backend-memfd") as machine:
+        info = machine.take()
+        machine.restore()
+
+The guest writes all the time. Each page counts its touches, and another page counts them too
+(tests/guest/memory.c), so that a page of another moment than the rest is found: restore() lets the
+guest run on and check all its memory. If the body fails, what the QEMUs and the guest wrote is kept.
+"""
+import contextlib
+import re
+import shutil
+
+from initramfs import BUILD
+from lab import CommandFailed, LabError
+from pair import FORK, Side, until
+from qtest import Qtest
+
+SNAPSHOT = "/tmp/snapshot"
+ENDED = ("completed", "failed", "cancelled")
+
+
+class Machine:
+    """backend: of memory, for -object; capabilities: beside background-snapshot; arguments: more
+    words of both command lines, taker: of the first one's; wrapper: words before it; other
+    options: as for guest.arguments()."""
+
+    def __init__(self, lab, qemu=FORK, backend=None, memory_mb=64, cpus=4, machine="pc",
+                 capabilities=(), arguments=(), taker=(), wrapper=(), **options):
+        self.lab = lab
+        self.arguments = list(arguments)
+        if backend:
+            self.arguments += ["-object", f"{backend},id=ram,size={memory_mb}M"]
+            machine += ",memory-backend=ram"
+        self.options = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus} | options
+        self.capabilities = ("events", *capabilities)
+        self.sides = []
+        self._start = (qemu, list(taker), tuple(wrapper))
+
+    def __enter__(self):
+        qemu, arguments, wrapper = self._start
+        try:
+            self.side = self._side("source", qemu, arguments, wrapper)
+            self.side.wait_event("ready")
+            self.enable("background-snapshot", *self.capabilities)
+        except BaseException as e:
+            self.__exit__(type(e), e, None)
+            raise
+        return self
+
+    def _side(self, name, qemu, arguments, wrapper=()):
+        side = Side(self.lab, name, qemu, self.arguments + arguments, self.options, traced=False,
+                    wrapper=wrapper)
+        self.sides.append(side)
+        side.connect()
+        return side
+
+    def __exit__(self, kind, error, _):
+        for side in self.sides:
+            side.end()
+        if error:
+            error.add_note(self.keep_logs())
+        self.lab.run(f"rm -f {SNAPSHOT}")
+
+    def keep_logs(self):
+        to = BUILD / "lab" / "snapshot" / self.lab.name
+        shutil.rmtree(to, ignore_errors=True)
+        to.mkdir(parents=True)
+        for n, side in enumerate(self.sides):
+            (to / f"{n}-{side.name}.output").write_text(f"$ {side.job.cmd}\n{side.job.output}")
+            with contextlib.suppress(CommandFailed, LabError, OSError):
+                (to / f"{n}-{side.name}.console").write_bytes(self.lab.read_file(side.console))
+        return f"logs of this test's QEMUs and guest: {to}; of L1's kernel: {self.lab.serial_log}"
+
+    def enable(self, *names, side=None):
+        (side or self.side).cmd("migrate-set-capabilities",
+                                capabilities=[{"capability": c, "state": True} for c in names])
+
+    # Snapshots
+
+    def start(self, uri=f"file:{SNAPSHOT}"):
+        self.side.cmd("migrate", uri=uri)
+
+    def wait(self, status="completed", timeout=60):
+        """Wait for the snapshot's end; returns query-migrate."""
+        def ended():
+            self.side.check()
+            info = self.side.cmd("query-migrate")
+            return info["status"] in ENDED and info
+        info = until(ended, f"snapshot {status}", timeout)
+        assert info["status"] == status, info
+        return info
+
+    def take(self, uri=f"file:{SNAPSHOT}", status="completed"):
+        """Take a snapshot of the running guest; returns query-migrate."""
+        self.start(uri)
+        return self.wait(status)
+
+    def restore(self, qemu=FORK, capabilities=(), keep=False):
+        """Restore the snapshot in another QEMU, and let the guest there check its memory.
+
+        keep: leave it there, for Qtest."""
+        side = self._side("destination", qemu, ["-incoming", "defer",
+                                                *(Qtest.arguments("destination") if keep else ())])
+        if capabilities:
+            self.enable(*capabilities, side=side)
+        side.cmd("migrate-incoming", uri=f"file:{SNAPSHOT}")
+        side.wait_event("end")
+        report = side.report()
+        assert report.intact, f"not of one instant: {report.all('bad')}, {report.all('end')}"
+        if not keep:
+            side.end()
+            self.sides.remove(side)
+        return report
+
+    def snapshot_bytes(self):
+        return int(self.lab.run(f"stat -c %s {SNAPSHOT}", check=True).output)
+
+    # The guest
+
+    def touches(self):
+        """How often the guest has touched 64 pages of its memory."""
+        boot = self.side.report().first("boot")
+        pages = min(boot["test_pages"], 64)
+        dump = "/tmp/pages"
+        self.side.cmd("pmemsave", val=boot["test_address"], size=pages * 4096, filename=dump)
+        data = self.lab.read_file(dump)
+        return sum(int.from_bytes(data[i:i + 4], "little") for i in range(0, len(data), 4096))
+
+    def assert_goes_on(self):
+        """The guest runs and touches its memory."""
+        assert self.side.cmd("query-status")["status"] == "running"
+        before = self.touches()
+        until(lambda: self.touches() > before + 64, "the guest goes on")
+
+    def assert_whole(self):
+        """The guest goes on, nothing is protected any more, and its memory is what it must be."""
+        self.assert_goes_on()
+        assert not self.protected()
+        self.take()
+        self.restore()
+        self.assert_goes_on()
+
+    # The process
+
+    def proc(self, name):
+        return self.lab.run(f"cat /proc/$(cat {self.side.pidfile})/{name}", check=True).output
+
+    def protected(self):
+        """Mappings that are registered with a userfaultfd for write protection."""
+        return re.findall(r"^VmFlags:.*\buw\b", self.proc("smaps"), re.M)
+
+    def resident_kib(self):
+        """Memory in use, with the tables that map it."""
+        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", self.proc("status"), re.M))
+        return sum(int(fields[key]) for key in ("VmRSS", "VmPTE", "VmSwap"))

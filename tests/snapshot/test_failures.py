@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A snapshot that fails or is cancelled leaves the guest running, unprotected and whole."""
+import time
+
+import pytest
+
+from machine import Machine
+from pair import until
+
+SMALL = "/tmp/small"
+# Takes a little and then nothing, and takes what it is given slowly.
+STUCK = "exec:sleep 1000"
+SLOW = "exec:while dd bs=64k count=1 2>/dev/null | grep -q .; do sleep 0.02; done"
+
+
+@pytest.fixture
+def full_disk(lab):
+    lab.run(f"mkdir -p {SMALL} && mount -t tmpfs -o size=8M tmpfs {SMALL}", check=True)
+    yield f"file:{SMALL}/snapshot"
+    lab.run(f"umount {SMALL}", check=True)
+
+
+def test_full_disk(lab, full_disk):
+    with Machine(lab, mem=16) as machine:
+        assert "No space left on device" in machine.take(full_disk, "failed")["error-desc"]
+        machine.assert_whole()
+
+
+def test_closed_pipe(lab):
+    with Machine(lab, mem=16, backend="memory-backend-memfd") as machine:
+        machine.take("exec:head -c 3000000 >/dev/null", "failed")
+        machine.assert_whole()
+
+
+def test_cancel_a_slow_snapshot(lab):
+    with Machine(lab, mem=16) as machine:
+        machine.start(SLOW)
+        until(lambda: machine.side.cmd("query-migrate").get("ram", {}).get("transferred", 0) > 1 << 20,
+              "the snapshot has begun")
+        machine.side.cmd("migrate_cancel")
+        machine.wait("cancelled")
+        machine.assert_whole()
+
+
+def test_cancel_a_stuck_snapshot(lab):
+    """The thread that writes it hangs; the guest does not."""
+    with Machine(lab, mem=16, cpus=2) as machine:
+        machine.start(STUCK)
+        until(lambda: machine.side.cmd("query-migrate")["status"] == "active", "the snapshot has begun")
+        # All vCPUs come to write what is not saved.
+        until(lambda: machine.touches() == (time.sleep(1), machine.touches())[1], "the guest waits")
+        machine.side.cmd("migrate_cancel")
+        machine.assert_goes_on()
+        assert not machine.protected()
+        assert machine.side.cmd("query-migrate")["status"] == "cancelling"
+        lab.run("killall sleep", check=True)
+        machine.wait("cancelled")
+        machine.assert_whole()
+
+
+def test_no_userfaultfd_left(lab):
+    """Memory cannot be protected: nothing has been stopped for good."""
+    with Machine(lab, mem=16, wrapper=["sh", "-c", 'ulimit -n 64; exec "$@"', "-"]) as machine:
+        n = 0
+        try:
+            while n < 64:
+                machine.side.cmd("chardev-add", id=f"c{n}", backend={
+                    "type": "file", "data": {"out": "/dev/null"}})
+                n += 1
+        except Exception as e:
+            assert "Too many open files" in str(e)
+        # Room for the snapshot's file, and no more.
+        machine.side.cmd("chardev-remove", id=f"c{n - 1}")
+        machine.take(status="failed")
+        machine.assert_goes_on()
+        for i in range(n - 1):
+            machine.side.cmd("chardev-remove", id=f"c{i}")
+        machine.assert_whole()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What was never there, or is not there any more, is neither read nor kept."""
+import re
+
+import pytest
+
+from machine import Machine, SNAPSHOT
+from pair import MIB, STOCK
+from qtest import Balloon, Qtest
+from test_kinds import BACKENDS
+
+EMPTY_MB = 512
+
+
+def free_huge_pages(lab):
+    return int(re.search(r"HugePages_Free:\s*(\d+)", lab.run("cat /proc/meminfo").output)[1])
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "memfd", pytest.param("hugetlb", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("value", ["never", pytest.param("always", marks=pytest.mark.slow)])
+def test_empty_guest(lab, thp, kind, value):
+    """Its memory and its file hardly grow, and any QEMU restores it."""
+    thp(value)
+    memory_mb = EMPTY_MB // (2 if kind == "hugetlb" else 1)
+    with Machine(lab, backend=BACKENDS[kind], memory_mb=memory_mb, mem=4) as machine:
+        before_kib, huge = machine.resident_kib(), free_huge_pages(lab)
+        info = machine.take()
+        grown_kib = machine.resident_kib() - before_kib
+        assert grown_kib < memory_mb * 1024 / 100
+        assert free_huge_pages(lab) == huge
+        assert info["background-snapshot"]["holes"] > (memory_mb - 32) * 256, info
+        # Nine bytes for a page of zeros, in every QEMU.
+        assert machine.snapshot_bytes() < 24 * MIB + memory_mb * 256 * 9
+        machine.restore(STOCK)
+
+
+def test_a_hole_is_zero_when_it_is_written_later(lab):
+    """A first write during the snapshot is no part of it."""
+    with Machine(lab, memory_mb=128, mem=4, taker=Qtest.arguments()) as machine, \
+            Qtest(lab) as qtest:
+        # The target takes nothing until it is told to; by then these pages are written.
+        go = "/tmp/go"
+        lab.run(f"rm -f {go}")
+        machine.start(f"exec:while [ ! -e {go} ]; do sleep 0.1; done; cat >{SNAPSHOT}")
+        machine.side.qmp.pull_event(wait=30)
+        while machine.side.cmd("query-status")["status"] != "running" or \
+                machine.side.cmd("query-migrate")["status"] != "active":
+            pass
+        for mb in range(64, 128):
+            qtest.memset(mb * MIB, 8192, 0x55)
+        lab.run(f"touch {go}")
+        assert machine.wait()["background-snapshot"]["holes"] > 0
+        assert qtest.read(100 * MIB, 16) == b"\x55" * 16
+        machine.restore(keep=True)
+        with Qtest(lab, "destination") as restored:
+            for mb in range(64, 128):
+                assert restored.read(mb * MIB, 8192) == bytes(8192)
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "memfd"])
+def test_ballooned_pages(lab, kind):
+    with Machine(lab, backend=BACKENDS[kind], memory_mb=64, mem=4, machine="pc",
+                 arguments=[*Balloon.arguments()], taker=Qtest.arguments()) as machine, \
+            Qtest(lab) as qtest:
+        start, size = 32 * MIB, 8 * MIB
+        qtest.memset(start, size, 0x55)
+        full_kib = machine.resident_kib()
+        Balloon(qtest, queue=60 * MIB).inflate(range(start >> 12, (start + size) >> 12))
+        before_kib = machine.resident_kib()
+        assert before_kib < full_kib - size / 1024 * 0.9, "the balloon has given nothing back"
+        info = machine.take()["background-snapshot"]
+        assert machine.resident_kib() - before_kib < 640
+        assert info["holes"] > size >> 12, info
+        machine.restore(keep=True)
+        with Qtest(lab, "destination") as restored:
+            assert restored.read(start, size) == bytes(size)
+
+
+def test_unplugged_memory(lab):
+    """virtio-mem's parts that are not plugged must not be touched at all."""
+    with Machine(lab, memory_mb=64, mem=4, arguments=[
+            "-m", "64M,maxmem=4G", "-object", "memory-backend-ram,id=vmem,size=1G",
+            "-device", "virtio-mem-pci,memdev=vmem,requested-size=0"]) as machine:
+        before_kib = machine.resident_kib()
+        machine.take()
+        assert machine.resident_kib() - before_kib < 640
+        assert machine.snapshot_bytes() < 32 * MIB
+        machine.restore()
+
+
+def test_swapped_pages_are_data(lab):
+    lab.run("mkswap /dev/ram0 && swapon /dev/ram0", check=True)
+    try:
+        with Machine(lab, memory_mb=64, mem=16) as machine:
+            machine.side.cmd("stop")
+            lab.run(f"build/lab/bin/pageout $(cat {machine.side.pidfile})", check=True)
+            swapped_kib = int(re.search(r"VmSwap:\s*(\d+)", machine.proc("status"))[1])
+            assert swapped_kib > 8 << 10
+            machine.side.cmd("cont")
+            machine.take()
+            machine.restore()
+    finally:
+        lab.run("swapoff /dev/ram0", check=True)

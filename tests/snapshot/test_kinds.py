@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Snapshots of a guest that writes all the time are of one instant, whatever its memory is."""
+import pytest
+
+from machine import Machine
+from pair import FORK, STOCK
+
+FILE = "memory-backend-file,mem-path=/dev/{},share={}"
+BACKENDS = {
+    "anonymous": None,
+    "anonymous-shared": "memory-backend-ram,share=on",
+    "memfd": "memory-backend-memfd",
+    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+    "shmem-file": FILE.format("shm/ram", "on"),
+    "shmem-file-private": FILE.format("shm/ram", "off"),
+    "hugetlb-file-private": FILE.format("hugepages", "off"),
+}
+QUICK = ("anonymous", "memfd", "hugetlb")
+
+
+@pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow)
+                                  for kind in BACKENDS])
+def test_memory_is_of_one_instant(lab, kind):
+    with Machine(lab, backend=BACKENDS[kind], mem=16) as machine:
+        info = machine.take()["background-snapshot"]
+        assert info["faults"] > 0, "the guest did not write while the snapshot was taken"
+        assert info["setup-anonymous"] == "skip-empty" and info["setup-file"] == "protect-empty"
+        # 48 of 64 MiB and 12 % of the rest; files that are mapped privately cannot be asked.
+        assert "private" in kind or info["holes"] > 11000, info
+        machine.restore(STOCK if kind in QUICK else FORK)
+        machine.assert_goes_on()
+        assert not machine.protected()
+    lab.run("rm -f /dev/shm/ram")
+
+
+@pytest.mark.parametrize("pattern", ["shared", pytest.param("samehuge", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("value", ["always", pytest.param("never", marks=pytest.mark.slow)])
+def test_transparent_huge_pages(lab, thp, value, pattern):
+    thp(value)
+    with Machine(lab, mem=16, pattern=pattern) as machine:
+        huge = "AnonHugePages:         0 kB" not in machine.proc("smaps_rollup")
+        assert huge == (value == "always")
+        info = machine.take()["background-snapshot"]
+        assert info["holes"] > 0, info
+        machine.restore()
+
+
+# What is hidden, and what is done for anonymous memory then.
+KERNELS = {
+    (): "skip-empty",
+    ("pagemap",): "protect-empty",
+    ("pagemap", "unpopulated"): "populate-read",
+    ("pagemap", "unpopulated", "populate"): "read",
+}
+
+
+@pytest.mark.parametrize("hidden", list(KERNELS)[1:], ids=list(KERNELS.values())[1:])
+def test_older_kernels(lab, hide, hidden):
+    hide(*hidden)
+    with Machine(lab, mem=16) as machine:
+        info = machine.take()["background-snapshot"]
+        assert info["setup-anonymous"] == KERNELS[hidden] and info["holes"] == 0, info
+        machine.restore()
+
+
+@pytest.mark.parametrize("kind", ["memfd", pytest.param("hugetlb", marks=pytest.mark.slow)])
+def test_files_on_older_kernels(lab, hide, kind):
+    """Marks in empty entries and lseek() are older than what is hidden here."""
+    hide("pagemap", "unpopulated", "populate")
+    with Machine(lab, backend=BACKENDS[kind], mem=16) as machine:
+        info = machine.take()["background-snapshot"]
+        assert info["setup-file"] == "protect-empty" and info["holes"] > 11000, info
+        machine.restore()
+
+
+def test_without_proc(lab):
+    with Machine(lab, mem=16, wrapper=["unshare", "-m", "sh", "-c", 'umount -l /proc; exec "$@"', "-"]) \
+            as machine:
+        info = machine.take()["background-snapshot"]
+        assert info["setup-anonymous"] == "protect-empty" and info["holes"] == 0, info
+        machine.restore()
+
+
+@pytest.mark.slow
+def test_a_hundred_snapshots(lab):
+    """One after the other of the same guest, at moments that it does not know."""
+    with Machine(lab, memory_mb=32, mem=8, pattern="shared") as machine:
+        for _ in range(100):
+            assert machine.take()["background-snapshot"]["faults"] > 0
+            machine.restore()

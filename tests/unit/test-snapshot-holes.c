@@ -1,0 +1,253 @@
+/*
+ * Unit test of migration/snapshot-holes.c with the kernel's userfaultfd,
+ * pagemap and files
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include <linux/userfaultfd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include "qemu/memfd.h"
+#include "qemu/units.h"
+#include "qemu/userfaultfd.h"
+#include "exec/cpu-common.h"
+#include "exec/memory.h"
+#include "../migration/snapshot-holes.h"
+
+#define SIZE    (8 * MiB)
+
+typedef struct {
+    RAMBlock rb;
+    SnapshotHoles *holes;
+    int ufd;
+} Memory;
+
+static size_t page_size;
+
+static char *at(Memory *m, unsigned page)
+{
+    return (char *)m->rb.host + page * page_size;
+}
+
+static int hole(Memory *m, unsigned page)
+{
+    return snapshot_holes_test(m->holes, &m->rb, page * page_size, page_size);
+}
+
+/* As ram_write_tracking_start() does */
+static void protect(Memory *m)
+{
+    m->ufd = uffd_create_fd(UFFD_FEATURE_PAGEFAULT_FLAG_WP, true);
+    g_assert(m->ufd >= 0);
+    g_assert(!uffd_register_memory(m->ufd, m->rb.host, SIZE,
+                                   UFFDIO_REGISTER_MODE_WP, NULL));
+    g_assert(!uffd_change_protection(m->ufd, m->rb.host, SIZE, true, false));
+    m->holes = snapshot_holes_new();
+}
+
+/* fd: of the file, or -1; its ownership is taken */
+static void memory_init(Memory *m, int fd, uint32_t flags, size_t huge)
+{
+    *m = (Memory) {
+        .rb.fd = fd,
+        .rb.fd_offset = fd < 0 ? 0 : 2 * MiB,
+        .rb.flags = RAM_UF_WRITEPROTECT | flags,
+        .rb.used_length = SIZE,
+        .rb.max_length = SIZE,
+        .rb.page_size = huge ?: page_size,
+    };
+    strcpy(m->rb.idstr, "test");
+    m->rb.host = mmap(NULL, SIZE, PROT_READ | PROT_WRITE,
+                      (flags & RAM_SHARED ? MAP_SHARED : MAP_PRIVATE) |
+                      (fd < 0 ? MAP_ANONYMOUS : 0), fd, m->rb.fd_offset);
+    g_assert(m->rb.host != MAP_FAILED);
+}
+
+static void memory_destroy(Memory *m)
+{
+    snapshot_holes_free(m->holes);
+    uffd_close_fd(m->ufd);
+    munmap(m->rb.host, SIZE);
+    if (m->rb.fd >= 0) {
+        close(m->rb.fd);
+    }
+}
+
+static bool know_protection(Memory *m)
+{
+    if (snapshot_holes_know_protection(m->holes)) {
+        return true;
+    }
+    g_test_skip("no PAGEMAP_SCAN");
+    return false;
+}
+
+static void test_anonymous(void)
+{
+    Memory m;
+
+    memory_init(&m, -1, 0, 0);
+    madvise(m.rb.host, SIZE, MADV_NOHUGEPAGE);
+    *at(&m, 0) = 1;
+    *at(&m, 3) = 1;
+    *at(&m, 4) = 0;             /* zeros, but a page of its own */
+    g_assert(*(volatile char *)at(&m, 6) == 0); /* the zero page */
+    protect(&m);
+    if (know_protection(&m)) {
+        *at(&m, 5) = 1;         /* the first write comes late */
+        g_assert_cmpint(hole(&m, 0), ==, 0);
+        g_assert_cmpint(hole(&m, 1), ==, 1);
+        g_assert_cmpint(hole(&m, 3), ==, 0);
+        g_assert_cmpint(hole(&m, 4), ==, 0);
+        g_assert_cmpint(hole(&m, 5), ==, 1);
+        g_assert_cmpint(hole(&m, 6), ==, 1);
+        *at(&m, 2) = 1;         /* after the look as well */
+        g_assert_cmpint(hole(&m, 2), ==, 1);
+        /* Another window, and back */
+        *at(&m, 1024) = 1;
+        g_assert_cmpint(hole(&m, 1024), ==, 1);
+        g_assert_cmpint(hole(&m, 1), ==, 1);
+        g_assert_cmpint(hole(&m, 2), ==, 1);
+        g_assert_cmpint(hole(&m, 3), ==, 0);
+    }
+    memory_destroy(&m);
+}
+
+static void test_huge(void)
+{
+    Memory m;
+    char *host;
+
+    memory_init(&m, -1, 0, 0);
+    host = (char *)ROUND_UP((uintptr_t)m.rb.host, 2 * MiB);
+    if (madvise(host, 2 * MiB, MADV_HUGEPAGE)) {
+        g_test_skip("no transparent huge pages");
+        protect(&m);
+        memory_destroy(&m);
+        return;
+    }
+    *host = 1;
+    protect(&m);
+    if (know_protection(&m)) {
+        unsigned first = (host - (char *)m.rb.host) / page_size;
+
+        /* All of the huge page, if it was one, and none of the next */
+        g_assert_cmpint(hole(&m, first), ==, 0);
+        g_assert_cmpint(hole(&m, first + 1), ==, hole(&m, first + 511));
+        g_assert_cmpint(hole(&m, first + 512), ==, 1);
+    }
+    memory_destroy(&m);
+}
+
+static void test_any_holes(void)
+{
+    Memory m;
+    g_autofree bool *data = g_new0(bool, SIZE / page_size);
+    unsigned pages = SIZE / page_size;
+
+    memory_init(&m, -1, 0, 0);
+    madvise(m.rb.host, SIZE, MADV_NOHUGEPAGE);
+    for (unsigned i = 0; i < pages; i++) {
+        data[i] = g_test_rand_bit();
+        if (data[i]) {
+            *at(&m, i) = 1;
+        }
+    }
+    protect(&m);
+    if (know_protection(&m)) {
+        for (unsigned i = 0; i < pages; i++) {
+            if (!data[i] && g_test_rand_bit()) {
+                *at(&m, i) = 1;
+            }
+        }
+        for (unsigned i = 0; i < pages; i++) {
+            g_assert_cmpint(hole(&m, i), ==, !data[i]);
+        }
+    }
+    memory_destroy(&m);
+}
+
+static void test_shmem(void)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC);
+    Memory m;
+
+    g_assert(fd >= 0 && !ftruncate(fd, SIZE + 2 * MiB));
+    /* Another process has written, or this one by another mapping. */
+    g_assert(pwrite(fd, "x", 1, 2 * MiB + 5 * page_size) == 1);
+    memory_init(&m, fd, RAM_SHARED, 0);
+    *at(&m, 3) = 1;
+    protect(&m);
+    g_assert_cmpint(hole(&m, 2), ==, 1);
+    g_assert_cmpint(hole(&m, 3), ==, 0);
+    g_assert_cmpint(hole(&m, 4), ==, 1);
+    g_assert_cmpint(hole(&m, 5), ==, 0);
+    g_assert_cmpint(hole(&m, SIZE / page_size - 1), ==, 1);
+    memory_destroy(&m);
+}
+
+/* Memory that is not all zeros must not be taken for a hole. */
+static void test_private_file(void)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC);
+    Memory m;
+
+    g_assert(fd >= 0 && !ftruncate(fd, SIZE + 2 * MiB));
+    g_assert(pwrite(fd, "x", 1, 2 * MiB + 5 * page_size) == 1);
+    memory_init(&m, fd, 0, 0);
+    *at(&m, 3) = 1;
+    protect(&m);
+    g_assert_cmpint(hole(&m, 3), ==, 0);
+    g_assert_cmpint(hole(&m, 5), ==, 0);
+    memory_destroy(&m);
+}
+
+static void test_hugetlbfs(void)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_HUGETLB);
+    Memory m;
+    char *other;
+
+    if (fd < 0 || ftruncate(fd, SIZE + 2 * MiB) ||
+        fallocate(fd, 0, 0, SIZE + 2 * MiB)) {
+        g_test_skip("no huge pages");
+        return;
+    }
+    g_assert(!fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                        SIZE + 2 * MiB));
+    memory_init(&m, fd, RAM_SHARED, 2 * MiB);
+    other = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 2 * MiB);
+    g_assert(other != MAP_FAILED);
+    *at(&m, 0) = 1;
+    other[2 * MiB] = 1;
+    protect(&m);
+    g_assert_cmpint(hole(&m, 0), ==, 0);
+    g_assert_cmpint(hole(&m, 511), ==, 0);
+    g_assert_cmpint(hole(&m, 512), ==, 0);
+    g_assert_cmpint(hole(&m, 1024), ==, 1);
+    g_assert_cmpint(hole(&m, 2047), ==, 1);
+    munmap(other, SIZE);
+    memory_destroy(&m);
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t features = 0;
+
+    g_test_init(&argc, &argv, NULL);
+    page_size = qemu_real_host_page_size();
+    uffd_query_features(&features);
+    if (!(features & UFFD_FEATURE_WP_HUGETLBFS_SHMEM)) {
+        g_test_message("no userfaultfd, or none that protects files");
+        return 77;
+    }
+    g_test_add_func("/snapshot-holes/anonymous", test_anonymous);
+    g_test_add_func("/snapshot-holes/huge", test_huge);
+    g_test_add_func("/snapshot-holes/any", test_any_holes);
+    g_test_add_func("/snapshot-holes/shmem", test_shmem);
+    g_test_add_func("/snapshot-holes/private-file", test_private_file);
+    g_test_add_func("/snapshot-holes/hugetlbfs", test_hugetlbfs);
+    return g_test_run();
+}
