@@ -1,26 +1,25 @@
 /*
  * Background snapshot: which pages held nothing when they were protected
  *
- * Asked after protection, while the guest runs and writes; the answer is about
- * the moment of protection.  Memory that QEMU can be asked about:
+ * Memory that QEMU can be asked about:
  *
- * Anonymous memory, and all that is not below: pagemap's PAGEMAP_SCAN, which
- * tells of each page table entry whether something is there, and whether it is
- * write-protected by userfaultfd.  Without UFFD_FEATURE_WP_UNPOPULATED,
- * protection skips empty entries.  The kernel does it under the lock of the
- * page table, and keeps the mark through swap, migration, splitting and
- * collapsing until it is told to remove it.  So an entry with the mark was
- * there at that moment; one that is there without it was filled later, by a
- * first write or a read, and was a hole.  Nothing is lost if that write comes
- * between protection and this question, or while it is asked.  Memory of
- * files gets marks on empty entries too: they count as data, which is safe.
- * The zero page, if it is marked, was all zeros at that moment and still is.
+ * Anonymous memory, and all that is not below: pagemap's PAGEMAP_SCAN, between
+ * protection and the moment when the guest runs on.  A page table entry that
+ * is empty then was empty when its neighbours were protected, since entries
+ * are not emptied meanwhile: the kernel keeps something in them, under the lock
+ * of the page table, through swap, migration, splitting, merging and
+ * collapsing.  So the page was zero, and stays so in the snapshot whatever is
+ * written to it from now on: it is not protected, and not read.  A first write
+ * before the question makes it data, which is read; QEMU has none, as all that
+ * writes to memory is stopped, which the saved state of the devices needs too.
+ * The question is not asked later, by the mark of protection alone, since
+ * KSM drops that mark.  The zero page is zeros, and is protected.
  *
- * Shared memory of shmem: lseek(SEEK_DATA) on its file, since an empty entry
- * says nothing about the page cache.  All of it is protected, empty entries
- * too.  A first write, or a read, first puts a page of zeros in the file, then
- * waits for its protection to be released.  So what is a hole at any time
- * after protection was one at that moment.
+ * Shared memory of shmem: lseek(SEEK_DATA) on its file, when the page is to be
+ * saved, since an empty entry says nothing about the page cache.  All of it is
+ * protected, empty entries too.  A first write, or a read, first puts a page of
+ * zeros in the file, then waits for its protection to be released.  So what
+ * is a hole at any time after protection was one at that moment.
  *
  * Shared memory of hugetlbfs: its files do not tell of holes, but pread() does
  * not fill them.  What is mapped is data, without a look; the rest is read by
@@ -30,18 +29,16 @@
  */
 
 #include "qemu/osdep.h"
-#include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include "qemu/bitmap.h"
 #include "qemu/cutils.h"
 #include "qemu/units.h"
-#include "qemu/userfaultfd.h"
 #include "exec/memory.h"
 #include "snapshot-holes.h"
 #include "trace.h"
 
-/* As much is asked about at once: what one page table maps on many hosts */
+/* As much of a file is asked about at once. */
 #define WINDOW  (2 * MiB)
 
 /* From Linux 6.7's uapi/linux/fs.h, which is younger than many a host's */
@@ -67,43 +64,44 @@ struct scan {
 };
 
 #define SCAN            _IOWR('f', 16, struct scan)
-#define IS_WRITTEN      (1 << 1) /* not write-protected by userfaultfd */
 #define IS_PRESENT      (1 << 3)
 #define IS_SWAPPED      (1 << 4) /* any other entry that is not empty */
 #define IS_ZERO_PAGE    (1 << 5)
 
 struct SnapshotHoles {
     int pagemap;                /* -1: there is none that serves */
-    /* The last answer, of WINDOW bytes or less; no block: there is none */
+    /* Of each block that was scanned: a bit for each page that was there */
+    GHashTable *scanned;
+    /* The file that was asked last, about WINDOW bytes or less; or no block */
     RAMBlock *rb;
     ram_addr_t start;
-    unsigned long *data;        /* a bit for each host page */
+    unsigned long *window;
     void *buffer;               /* of WINDOW bytes, from the first use on */
 };
 
-static void mark(SnapshotHoles *h, uint64_t start, uint64_t end)
+static void mark(unsigned long *pages, uint64_t start, uint64_t end)
 {
     size_t page_size = qemu_real_host_page_size();
 
-    bitmap_set(h->data, start / page_size, (end - start) / page_size);
+    bitmap_set(pages, start / page_size, (end - start) / page_size);
 }
 
 /*
- * Mark the pages of @size bytes from @host on that have one of the categories
- * @any and none of @none.
+ * Set the bits of pages of the @size bytes from @host on that have one of the
+ * categories @any and not @not.
  */
-static int scan_pagemap(SnapshotHoles *h, void *host, size_t size,
-                        uint64_t any, uint64_t none)
+static int scan_pagemap(SnapshotHoles *h, unsigned long *pages, void *host,
+                        size_t size, uint64_t any, uint64_t not)
 {
-    struct region regions[64];
+    struct region regions[512];
     struct scan scan = {
         .size = sizeof(scan),
         .start = (uintptr_t)host,
         .end = (uintptr_t)host + size,
         .vec = (uintptr_t)regions,
         .vec_len = ARRAY_SIZE(regions),
-        .category_inverted = none,
-        .category_mask = none,
+        .category_inverted = not,
+        .category_mask = not,
         .category_anyof_mask = any,
     };
 
@@ -117,7 +115,7 @@ static int scan_pagemap(SnapshotHoles *h, void *host, size_t size,
             return -errno;
         }
         for (int i = 0; i < n; i++) {
-            mark(h, regions[i].start - (uintptr_t)host,
+            mark(pages, regions[i].start - (uintptr_t)host,
                  regions[i].end - (uintptr_t)host);
         }
         if (scan.walk_end <= scan.start) {
@@ -128,63 +126,37 @@ static int scan_pagemap(SnapshotHoles *h, void *host, size_t size,
     return 0;
 }
 
-static int scan_protected(SnapshotHoles *h, void *host, size_t size)
+static int scan_there(SnapshotHoles *h, unsigned long *pages, void *host,
+                      size_t size)
 {
-    return scan_pagemap(h, host, size, IS_PRESENT | IS_SWAPPED,
-                        IS_WRITTEN | IS_ZERO_PAGE);
+    return scan_pagemap(h, pages, host, size, IS_PRESENT | IS_SWAPPED,
+                        IS_ZERO_PAGE);
 }
 
-/*
- * Of the three pages, the first was there when all were protected, the second
- * was written later, the third is still a hole.
- */
-static const char *try_pagemap(SnapshotHoles *h, char *pages, int ufd)
+/* Of two pages, the first is there. */
+static const char *try_pagemap(SnapshotHoles *h, char *host)
 {
-    size_t page_size = qemu_real_host_page_size();
+    unsigned long pages[1] = { 0 };
     int ret;
 
-    pages[0] = 1;
-    if (uffd_register_memory(ufd, pages, 3 * page_size,
-                             UFFDIO_REGISTER_MODE_WP, NULL) ||
-        uffd_change_protection(ufd, pages, 3 * page_size, true, false)) {
-        return "cannot protect memory";
-    }
-    pages[page_size] = 1;
-    ret = scan_protected(h, pages, 3 * page_size);
-    if (ret) {
-        return strerror(-ret);
-    }
-    return find_first_zero_bit(h->data, 3) == 1 &&
-           find_next_bit(h->data, 3, 1) == 3 ? NULL : "wrong answer";
+    *host = 1;
+    ret = scan_there(h, pages, host, 2 * qemu_real_host_page_size());
+    return ret ? strerror(-ret) : pages[0] == 1 ? NULL : "wrong answer";
 }
 
 static void open_pagemap(SnapshotHoles *h)
 {
-    size_t size = 3 * qemu_real_host_page_size();
-    char *pages = MAP_FAILED;
+    size_t size = 2 * qemu_real_host_page_size();
     const char *why;
-    int ufd = -1;
+    char *host;
 
     h->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-    if (h->pagemap < 0) {
-        why = strerror(errno);
-        goto out;
-    }
-    ufd = uffd_create_fd(UFFD_FEATURE_PAGEFAULT_FLAG_WP, true);
-    if (ufd < 0) {
-        why = "no userfaultfd";
-        goto out;
-    }
-    pages = mmap(NULL, size, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    why = pages == MAP_FAILED ? strerror(errno) : try_pagemap(h, pages, ufd);
-
-out:
-    if (pages != MAP_FAILED) {
-        munmap(pages, size);
-    }
-    if (ufd >= 0) {
-        uffd_close_fd(ufd);
+    host = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    why = h->pagemap < 0 || host == MAP_FAILED ? strerror(errno)
+                                               : try_pagemap(h, host);
+    if (host != MAP_FAILED) {
+        munmap(host, size);
     }
     if (why) {
         trace_snapshot_holes_no_pagemap(why);
@@ -199,7 +171,8 @@ SnapshotHoles *snapshot_holes_new(void)
 {
     SnapshotHoles *h = g_new0(SnapshotHoles, 1);
 
-    h->data = bitmap_new(WINDOW / qemu_real_host_page_size());
+    h->scanned = g_hash_table_new_full(NULL, NULL, NULL, g_free);
+    h->window = bitmap_new(WINDOW / qemu_real_host_page_size());
     open_pagemap(h);
     return h;
 }
@@ -210,15 +183,36 @@ void snapshot_holes_free(SnapshotHoles *h)
         if (h->pagemap >= 0) {
             close(h->pagemap);
         }
-        g_free(h->data);
+        g_hash_table_destroy(h->scanned);
+        g_free(h->window);
         g_free(h->buffer);
         g_free(h);
     }
 }
 
-bool snapshot_holes_know_protection(SnapshotHoles *h)
+bool snapshot_holes_can_scan(SnapshotHoles *h)
 {
     return h->pagemap >= 0;
+}
+
+static bool is_shared_file(RAMBlock *rb)
+{
+    return (rb->flags & RAM_SHARED) && rb->fd >= 0;
+}
+
+int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb)
+{
+    unsigned long *pages;
+    int ret;
+
+    if (h->pagemap < 0 || is_shared_file(rb)) {
+        return 0;
+    }
+    pages = bitmap_new(rb->used_length / qemu_real_host_page_size());
+    ret = scan_there(h, pages, rb->host, rb->used_length);
+    trace_snapshot_holes_scan(rb->idstr, rb->used_length, ret);
+    g_hash_table_insert(h->scanned, rb, pages);
+    return ret;
 }
 
 /* The file's position is nobody's: memory is mapped. */
@@ -240,7 +234,7 @@ static int scan_shmem(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start,
         if (hole < 0) {
             return -errno;
         }
-        mark(h, data - first, MIN(hole, end) - first);
+        mark(h->window, data - first, MIN(hole, end) - first);
     }
     return 0;
 }
@@ -251,12 +245,13 @@ static int scan_hugetlbfs(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start,
     size_t pages = size / qemu_real_host_page_size(), got = 0;
 
     if (h->pagemap >= 0) {
-        int ret = scan_pagemap(h, rb->host + start, size, IS_PRESENT, 0);
+        int ret = scan_pagemap(h, h->window, rb->host + start, size,
+                               IS_PRESENT, 0);
 
         if (ret) {
             return ret;
         }
-        if (find_first_zero_bit(h->data, pages) >= pages) {
+        if (find_first_zero_bit(h->window, pages) >= pages) {
             return 0;
         }
     }
@@ -276,60 +271,51 @@ static int scan_hugetlbfs(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start,
         got += n;
     }
     if (!buffer_is_zero(h->buffer, size)) {
-        mark(h, 0, size);
+        mark(h->window, 0, size);
     }
     return 0;
 }
 
-/* Let h->data be about the window that begins at @start. */
-static int look(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start)
+/* Let h->window be about the part of a file that begins at @start. */
+static void look(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start)
 {
     size_t size = MIN(WINDOW, rb->used_length - start);
     size_t pages = size / qemu_real_host_page_size();
-    int ret = 0;
+    int ret;
 
-    bitmap_zero(h->data, pages);
-    if ((rb->flags & RAM_SHARED) && rb->fd >= 0) {
-        if (rb->page_size > qemu_real_host_page_size()) {
-            ret = scan_hugetlbfs(h, rb, start, size);
-        } else {
-            ret = scan_shmem(h, rb, start, size);
-        }
-        if (ret) {
-            bitmap_fill(h->data, pages); /* it is protected: read it */
-            ret = 0;
-        }
-    } else if (h->pagemap >= 0) {
-        /* An error is one: what is not protected changes. */
-        ret = scan_protected(h, rb->host + start, size);
-    } else {
-        bitmap_fill(h->data, pages);
+    bitmap_zero(h->window, pages);
+    ret = rb->page_size > qemu_real_host_page_size()
+          ? scan_hugetlbfs(h, rb, start, size) : scan_shmem(h, rb, start, size);
+    if (ret) {
+        bitmap_fill(h->window, pages); /* All is protected: read it. */
     }
-    if (!ret) {
-        h->rb = rb;
-        h->start = start;
-    }
+    h->rb = rb;
+    h->start = start;
     trace_snapshot_holes_look(rb->idstr, start, size, ret,
-                              bitmap_count_one(h->data, pages));
-    return ret;
+                              bitmap_count_one(h->window, pages));
 }
 
-int snapshot_holes_test(SnapshotHoles *h, RAMBlock *rb, ram_addr_t offset,
-                        size_t size)
+bool snapshot_holes_test(SnapshotHoles *h, RAMBlock *rb, ram_addr_t offset,
+                         size_t size)
 {
-    ram_addr_t start = QEMU_ALIGN_DOWN(offset, WINDOW);
     size_t page_size = qemu_real_host_page_size();
-    unsigned long end;
+    unsigned long *pages, first, end;
 
-    if (h->rb != rb || h->start != start) {
-        int ret;
+    if (is_shared_file(rb)) {
+        ram_addr_t start = QEMU_ALIGN_DOWN(offset, WINDOW);
 
-        h->rb = NULL;
-        ret = look(h, rb, start);
-        if (ret) {
-            return ret;
+        if (h->rb != rb || h->start != start) {
+            look(h, rb, start);
+        }
+        pages = h->window;
+        offset -= start;
+    } else {
+        pages = g_hash_table_lookup(h->scanned, rb);
+        if (!pages) {
+            return false;
         }
     }
-    end = DIV_ROUND_UP(offset - start + size, page_size);
-    return find_next_bit(h->data, end, (offset - start) / page_size) >= end;
+    first = offset / page_size;
+    end = DIV_ROUND_UP(offset + size, page_size);
+    return find_next_bit(pages, end, first) >= end;
 }

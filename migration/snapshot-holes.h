@@ -16,28 +16,30 @@ typedef struct SnapshotHoles SnapshotHoles;
 SnapshotHoles *snapshot_holes_new(void);
 void snapshot_holes_free(SnapshotHoles *h);
 
-/*
- * Whether the kernel tells for each page if it is write-protected.  Then
- * empty page table entries need no protection: a page that is not protected
- * is one that was not there.
+/* Whether snapshot_holes_scan() tells holes: they need no protection then. */
+bool snapshot_holes_can_scan(SnapshotHoles *h);
+
+/**
+ * snapshot_holes_scan: find the holes of a block, if it is not a shared file
+ *
+ * Called after all its used length was protected, apart from what is not part
+ * of the snapshot, and before anything can be written to it.  Returns 0 or
+ * -errno.
  */
-bool snapshot_holes_know_protection(SnapshotHoles *h);
+int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb);
 
 /**
  * snapshot_holes_test: whether a page was a hole when it was protected
  *
- * Returns 1 if it was, so that it reads as zeros in the snapshot; 0 if it may
- * hold data, and is protected or can be read without harm; -errno.
- *
- * @rb: block with RAM_UF_WRITEPROTECT, all of whose used length was
- *      protected, apart from what is not part of the snapshot
+ * @rb: block that was protected, and passed to snapshot_holes_scan()
  * @offset: of the page in the block
  * @size: of the page, a multiple of the host's page size or smaller
  *
- * The page must not have been released since, and its protection is released
- * by the calling thread only.
+ * Returns true if it was, so that it reads as zeros in the snapshot.  If not,
+ * it may hold data, and is still protected.  The page must not have been
+ * released since.
  */
-int snapshot_holes_test(SnapshotHoles *h, RAMBlock *rb, ram_addr_t offset,
-                        size_t size);
+bool snapshot_holes_test(SnapshotHoles *h, RAMBlock *rb, ram_addr_t offset,
+                         size_t size);
 
 #endif

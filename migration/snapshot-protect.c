@@ -99,7 +99,7 @@ void snapshot_prepare(void)
 
     uffd_query_features(&features);
 
-    if (snapshot_holes_know_protection(holes)) {
+    if (snapshot_holes_can_scan(holes)) {
         anonymous = BACKGROUND_SNAPSHOT_SETUP_SKIP_EMPTY;
     } else if (features & UFFD_FEATURE_WP_UNPOPULATED) {
         anonymous = BACKGROUND_SNAPSHOT_SETUP_PROTECT_EMPTY;
@@ -163,10 +163,21 @@ uint64_t snapshot_uffd_features(void)
            ? UFFD_FEATURE_WP_UNPOPULATED : 0;
 }
 
-void snapshot_start(int uffd)
+int snapshot_start(int uffd)
 {
+    RAMBlock *rb;
+
+    RAMBLOCK_FOREACH_NOT_IGNORED(rb) {
+        int ret = rb->flags & RAM_UF_WRITEPROTECT
+                  ? snapshot_holes_scan(snapshot.holes, rb) : 0;
+
+        if (ret) {
+            return ret;
+        }
+    }
     QEMU_LOCK_GUARD(&snapshot.lock);
     qatomic_set(&snapshot.uffd, uffd);
+    return 0;
 }
 
 /* Holes are passed faster than the question is asked. */
@@ -209,21 +220,15 @@ bool snapshot_copies(RAMBlock *rb)
     return snapshot.serving && rb->page_size == qemu_real_host_page_size();
 }
 
-bool snapshot_is_hole(QEMUFile *f, RAMBlock *rb, ram_addr_t offset)
+bool snapshot_is_hole(RAMBlock *rb, ram_addr_t offset)
 {
-    int ret;
-
     if (!(rb->flags & RAM_UF_WRITEPROTECT)) {
         return false;
     }
-    ret = snapshot_holes_test(snapshot.holes, rb, offset,
-                              qemu_target_page_size());
-    if (ret < 0) {
-        qemu_file_set_error(f, ret);
-    }
-    if (ret <= 0) {
+    if (!snapshot_holes_test(snapshot.holes, rb, offset,
+                             qemu_target_page_size())) {
         snapshot.holes_in_a_row = 0;
-        return ret < 0;
+        return false;
     }
     snapshot.holes_in_a_row++;
     stat64_add(&snapshot.nr_holes, 1);
@@ -327,6 +332,9 @@ void snapshot_stop(void)
     }
     snapshot_holes_free(snapshot.holes);
     snapshot.holes = NULL;
+    /* Other migrations save pages too. */
+    snapshot.serving = false;
+    snapshot.run_block = NULL;
 }
 
 void snapshot_give_up(void)
@@ -352,7 +360,7 @@ void snapshot_fill_info(MigrationInfo *info)
     BackgroundSnapshotInfo *s;
 
     QEMU_LOCK_GUARD(&snapshot.lock);
-    if (!snapshot.exists) {
+    if (!snapshot.exists || !migrate_background_snapshot()) {
         return;
     }
     info->background_snapshot = s = g_new0(BackgroundSnapshotInfo, 1);

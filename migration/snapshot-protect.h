@@ -31,8 +31,11 @@ bool snapshot_populate(RAMBlock *rb, ram_addr_t offset, ram_addr_t size);
 /* Features to ask userfaultfd for, beside UFFD_FEATURE_PAGEFAULT_FLAG_WP */
 uint64_t snapshot_uffd_features(void);
 
-/* All memory is protected by @uffd, and the guest still stopped. */
-void snapshot_start(int uffd);
+/*
+ * All memory is protected by @uffd, and nothing can write to it yet.  Called
+ * in an RCU critical section; returns 0 or -errno.
+ */
+int snapshot_start(int uffd);
 
 /**
  * snapshot_next_fault: the next write that waits for a page to be saved
@@ -47,11 +50,8 @@ int snapshot_next_fault(struct uffd_msg *msg);
  */
 bool snapshot_copies(RAMBlock *rb);
 
-/*
- * Whether a page of the target is known to hold zeros without a look at it.
- * Sets an error of @f if the question fails.
- */
-bool snapshot_is_hole(QEMUFile *f, RAMBlock *rb, ram_addr_t offset);
+/* Whether a page of the target is known to be zeros, without a look at it */
+bool snapshot_is_hole(RAMBlock *rb, ram_addr_t offset);
 
 /**
  * snapshot_saved: pages from @start to @end of @rb have been put into @f

@@ -12,7 +12,7 @@ bool snapshot_copies(RAMBlock *rb)
     return false;
 }
 
-bool snapshot_is_hole(QEMUFile *f, RAMBlock *rb, ram_addr_t offset)
+bool snapshot_is_hole(RAMBlock *rb, ram_addr_t offset)
 {
     return false;
 }
