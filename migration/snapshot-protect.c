@@ -350,6 +350,8 @@ void snapshot_give_up(void)
     RAMBLOCK_FOREACH_NOT_IGNORED(rb) {
         if (rb->flags & RAM_UF_WRITEPROTECT) {
             uffd_unregister_memory(snapshot.uffd, rb->host, rb->max_length);
+            /* The kernel wakes who waits for missing pages only. */
+            uffd_wakeup(snapshot.uffd, rb->host, rb->max_length);
         }
     }
     qatomic_set(&snapshot.uffd, -1);

@@ -83,6 +83,11 @@ class Machine:
     def start(self, uri=f"file:{SNAPSHOT}"):
         self.side.cmd("migrate", uri=uri)
 
+    def wait_running(self):
+        """Wait until memory is protected and the guest runs on."""
+        until(lambda: self.side.cmd("query-migrate")["status"] == "active"
+              and self.side.cmd("query-status")["status"] == "running", "the snapshot has begun")
+
     def wait(self, status="completed", timeout=60):
         """Wait for the snapshot's end; returns query-migrate."""
         def ended():

@@ -46,7 +46,7 @@ def test_cancel_a_stuck_snapshot(lab):
     """The thread that writes it hangs; the guest does not."""
     with Machine(lab, mem=16, cpus=2) as machine:
         machine.start(STUCK)
-        until(lambda: machine.side.cmd("query-migrate")["status"] == "active", "the snapshot has begun")
+        machine.wait_running()
         # All vCPUs come to write what is not saved.
         until(lambda: machine.touches() == (time.sleep(1), machine.touches())[1], "the guest waits")
         machine.side.cmd("migrate_cancel")

@@ -42,10 +42,7 @@ def test_a_hole_is_zero_when_it_is_written_later(lab):
         go = "/tmp/go"
         lab.run(f"rm -f {go}")
         machine.start(f"exec:while [ ! -e {go} ]; do sleep 0.1; done; cat >{SNAPSHOT}")
-        machine.side.qmp.pull_event(wait=30)
-        while machine.side.cmd("query-status")["status"] != "running" or \
-                machine.side.cmd("query-migrate")["status"] != "active":
-            pass
+        machine.wait_running()
         for mb in range(64, 128):
             qtest.memset(mb * MIB, 8192, 0x55)
         lab.run(f"touch {go}")
