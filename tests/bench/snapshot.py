@@ -39,7 +39,7 @@ REPORT = ROOT / "build" / "reports" / "bench-snapshot.json"
 VARIANTS = {name: ROOT / "build" / name / "qemu-system-x86_64" for name in ("stock", "fork")}
 KINDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 EMPTY_MIB = 16              # that the guest writes, of an empty one
-# The guest uses memory below 2 GiB only, and some of it for itself.
+# The guest uses memory below 2 GiB only, some of it for itself; it takes huge pages only.
 FULL_MIB = 1792
 FULL_SHARE = 0.8
 PR_SET_THP_DISABLE = 41
@@ -149,7 +149,7 @@ def measure(directory, variant, case, options):
         while not {"completed", "failed"} & set(at):
             if time.monotonic() > end:
                 raise BenchError("the snapshot does not end")
-            event = qemu.qmp.pull_event(wait=10.0)
+            event = qemu.qmp.pull_event(wait=TIMEOUT_S)
             if event:
                 name = event.get("data", {}).get("status") or event["event"]
                 at[name] = (event["timestamp"]["seconds"] * 10**6 + event["timestamp"]["microseconds"])
@@ -185,7 +185,7 @@ def cases(options):
             continue        # the host's setting for shmem decides about huge pages
         mib = gib * 1024
         yield {"guest_mib": mib, "full": full, "thp": thp, "memory": memory,
-               "written_mib": min(int(mib * FULL_SHARE), FULL_MIB) if full else EMPTY_MIB}
+               "written_mib": min(int(mib * FULL_SHARE) & ~1, FULL_MIB) if full else EMPTY_MIB}
 
 
 def name_of(case):

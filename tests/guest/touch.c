@@ -8,6 +8,7 @@
 
 #define BLOCK_PAGES     512     /* of 2 MiB */
 #define LOOK_EVERY      16      /* touches between looks where we are */
+#define LOOK_SELDOM     4096    /* if they are timed: a look takes QEMU's lock */
 #define MEET_EVERY      64      /* shared pages; the faults between keep step */
 
 static bool moved;
@@ -79,13 +80,14 @@ static uint64_t page_of_step(uint32_t cpu, uint64_t i, uint64_t key,
 /* On the source: touch memory until moved, or `passes` times. */
 static void load(uint32_t cpu)
 {
+    unsigned look_every = par.time ? LOOK_SELDOM : LOOK_EVERY;
     bool together;
 
     for (uint64_t pass = 0; !par.passes || pass < par.passes; pass++) {
         for (uint64_t i = 0; i < pages_of_cpu(cpu); i++) {
             uint64_t page = page_of_step(cpu, i, par.seed + pass, &together);
 
-            if (i % LOOK_EVERY == 0 && on_destination()
+            if (i % look_every == 0 && on_destination()
                 && !__atomic_exchange_n(&moved, true, __ATOMIC_SEQ_CST)) {
                 print("{\"event\": \"moved\", \"cpu\": %u, \"pass\": %u}\n",
                       (uint64_t)cpu, pass);

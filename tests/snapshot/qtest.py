@@ -21,12 +21,18 @@ class Qtest:
         self.file.close()
         self.socket.close()
 
-    def cmd(self, *words):
+    def send(self, *words):
         line = " ".join(hex(w) if isinstance(w, int) else w for w in words)
         self.socket.sendall(line.encode() + b"\n")
+
+    def answer(self):
         answer = self.file.readline().split()
-        assert answer and answer[0] == "OK", (line, answer)
+        assert answer and answer[0] == "OK", answer
         return answer[1:]
+
+    def cmd(self, *words):
+        self.send(*words)
+        return self.answer()
 
     def memset(self, address, size, value):
         self.cmd("memset", address, size, value)

@@ -26,12 +26,14 @@ def test_full_disk(lab, full_disk):
         machine.assert_whole()
 
 
+@pytest.mark.slow
 def test_closed_pipe(lab):
     with Machine(lab, mem=16, backend="memory-backend-memfd") as machine:
         machine.take("exec:head -c 3000000 >/dev/null", "failed")
         machine.assert_whole()
 
 
+@pytest.mark.slow
 def test_cancel_a_slow_snapshot(lab):
     with Machine(lab, mem=16) as machine:
         machine.start(SLOW)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What was never there, or is not there any more, is neither read nor kept."""
 import re
+import time
 
 import pytest
 
 from machine import Machine, SNAPSHOT
-from pair import MIB, STOCK
+from pair import MIB, STOCK, until
 from qtest import Balloon, Qtest
 from test_kinds import BACKENDS
 
@@ -34,27 +35,45 @@ def test_empty_guest(lab, thp, kind, value):
         machine.restore(STOCK)
 
 
-def test_a_hole_is_zero_when_it_is_written_later(lab):
+@pytest.mark.parametrize("kind, hidden", [
+    ("anonymous", ()),
+    ("anonymous", ("pagemap",)),
+    pytest.param("anonymous", ("pagemap", "unpopulated"), marks=pytest.mark.slow),
+    pytest.param("anonymous", ("pagemap", "unpopulated", "populate"), marks=pytest.mark.slow),
+    ("memfd", ()),
+])
+def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
     """A first write during the snapshot is no part of it."""
-    with Machine(lab, memory_mb=128, mem=4, taker=Qtest.arguments()) as machine, \
+    hide(*hidden)
+    with Machine(lab, backend=BACKENDS[kind], memory_mb=128, mem=4, taker=Qtest.arguments()) as machine, \
             Qtest(lab) as qtest:
-        # The target takes nothing until it is told to; by then these pages are written.
+        # The target takes nothing until it is told to.
         go = "/tmp/go"
         lab.run(f"rm -f {go}")
         machine.start(f"exec:while [ ! -e {go} ]; do sleep 0.1; done; cat >{SNAPSHOT}")
         machine.wait_running()
-        for mb in range(64, 128):
-            qtest.memset(mb * MIB, 8192, 0x55)
-        lab.run(f"touch {go}")
-        assert machine.wait()["background-snapshot"]["holes"] > 0
+        skipped = machine.side.cmd("query-migrate")["background-snapshot"]["setup-anonymous"] == "skip-empty"
+        pages = range(64 * MIB, 128 * MIB, MIB)
+        for page in pages:
+            qtest.send("memset", page, 8192, 0x55)
+        if kind == "anonymous" and skipped:
+            for page in pages:
+                qtest.answer()      # Nobody has waited.
+            lab.run(f"touch {go}")
+        else:
+            time.sleep(1)
+            lab.run(f"touch {go}")
+            for page in pages:
+                qtest.answer()
+        machine.wait()
         assert qtest.read(100 * MIB, 16) == b"\x55" * 16
         machine.restore(keep=True)
         with Qtest(lab, "destination") as restored:
-            for mb in range(64, 128):
-                assert restored.read(mb * MIB, 8192) == bytes(8192)
+            for page in pages:
+                assert restored.read(page, 8192) == bytes(8192)
 
 
-@pytest.mark.parametrize("kind", ["anonymous", "memfd"])
+@pytest.mark.parametrize("kind", ["anonymous", pytest.param("memfd", marks=pytest.mark.slow)])
 def test_ballooned_pages(lab, kind):
     with Machine(lab, backend=BACKENDS[kind], memory_mb=64, mem=4, machine="pc",
                  arguments=[*Balloon.arguments()], taker=Qtest.arguments()) as machine, \
@@ -98,3 +117,27 @@ def test_swapped_pages_are_data(lab):
             machine.restore()
     finally:
         lab.run("swapoff /dev/ram0", check=True)
+
+
+def test_merged_pages_are_data(lab):
+    """KSM makes one page of many, and forgets that userfaultfd protected them."""
+    ksm = "/sys/kernel/mm/ksm"
+    go = "/tmp/go"
+    lab.run(f"rm -f {go}; echo 10000 >{ksm}/pages_to_scan; echo 0 >{ksm}/sleep_millisecs", check=True)
+    try:
+        with Machine(lab, memory_mb=64, mem=4, cpus=1, taker=Qtest.arguments()) as machine, \
+                Qtest(lab) as qtest:
+            start, size = 32 * MIB, 8 * MIB
+            qtest.memset(start, size, 0x55)
+            machine.start(f"exec:while [ ! -e {go} ]; do sleep 0.1; done; cat >{SNAPSHOT}")
+            machine.wait_running()
+            lab.run(f"echo 1 >{ksm}/run", check=True)
+            until(lambda: int(lab.run(f"cat {ksm}/pages_sharing").output) > size // 4096 * 0.9,
+                  "pages are merged")
+            lab.run(f"touch {go}")
+            machine.wait()
+            machine.restore(keep=True)
+            with Qtest(lab, "destination") as restored:
+                assert restored.read(start, size) == b"\x55" * size
+    finally:
+        lab.run(f"echo 2 >{ksm}/run", check=True)

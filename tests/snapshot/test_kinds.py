@@ -2,7 +2,7 @@
 """Snapshots of a guest that writes all the time are of one instant, whatever its memory is."""
 import pytest
 
-from machine import Machine
+from machine import Machine, SNAPSHOT
 from pair import FORK, STOCK
 
 FILE = "memory-backend-file,mem-path=/dev/{},share={}"
@@ -54,7 +54,9 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("hidden", list(KERNELS)[1:], ids=list(KERNELS.values())[1:])
+@pytest.mark.parametrize("hidden", [
+    pytest.param(hidden, id=choice, marks=[pytest.mark.slow] * (choice == "read"))
+    for hidden, choice in KERNELS.items() if hidden])
 def test_older_kernels(lab, hide, hidden):
     hide(*hidden)
     with Machine(lab, mem=16) as machine:
@@ -63,7 +65,8 @@ def test_older_kernels(lab, hide, hidden):
         machine.restore()
 
 
-@pytest.mark.parametrize("kind", ["memfd", pytest.param("hugetlb", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memfd", "hugetlb"])
 def test_files_on_older_kernels(lab, hide, kind):
     """Marks in empty entries and lseek() are older than what is hidden here."""
     hide("pagemap", "unpopulated", "populate")
@@ -79,6 +82,14 @@ def test_without_proc(lab):
         info = machine.take()["background-snapshot"]
         assert info["setup-anonymous"] == "protect-empty" and info["holes"] == 0, info
         machine.restore()
+
+
+def test_mapped_ram(lab):
+    """Where holes take no space at all."""
+    with Machine(lab, mem=16, memory_mb=256, capabilities=["mapped-ram"]) as machine:
+        machine.take()
+        assert int(lab.run(f"du -k {SNAPSHOT}", check=True).output.split()[0]) < 24 << 10
+        machine.restore(STOCK, ["mapped-ram"])
 
 
 @pytest.mark.slow
