@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Snapshots of a guest that writes all the time are of one instant, whatever its memory is."""
+import re
+
 import pytest
 
 from machine import Machine, SNAPSHOT
@@ -43,6 +45,21 @@ def test_transparent_huge_pages(lab, thp, value, pattern):
         info = machine.take()["background-snapshot"]
         assert info["holes"] > 0, info
         machine.restore()
+
+
+def test_huge_pages_that_nobody_writes_stay_huge(lab, thp):
+    thp("always")
+    with Machine(lab, mem=32) as machine:
+        def huge_kib():
+            return int(re.search(r"^AnonHugePages: +(\d+)", machine.proc("smaps_rollup"), re.M)[1])
+        machine.side.cmd("stop")
+        before_kib = huge_kib()
+        assert before_kib > 32 << 10
+        machine.take()
+        assert huge_kib() > before_kib - (4 << 10)
+        assert machine.side.cmd("query-status")["status"] == "paused"
+        machine.side.cmd("cont")
+        machine.assert_goes_on()
 
 
 # What is hidden, and what is done for anonymous memory then.
