@@ -184,8 +184,10 @@ def cases(options):
         if memory == "memfd" and (full or thp):
             continue        # the host's setting for shmem decides about huge pages
         mib = gib * 1024
-        yield {"guest_mib": mib, "full": full, "thp": thp, "memory": memory,
+        case = {"guest_mib": mib, "full": full, "thp": thp, "memory": memory,
                "written_mib": min(int(mib * FULL_SHARE) & ~1, FULL_MIB) if full else EMPTY_MIB}
+        if options.only in name_of(case):
+            yield case
 
 
 def name_of(case):
@@ -253,6 +255,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=int, default=[1, 4], metavar="GIB",
                         help="of the guest (1 4)")
+    parser.add_argument("--only", default="", metavar="TEXT",
+                        help="cases whose name has it, like 'THP on'")
     parser.add_argument("--rounds", type=int, default=3, help="snapshots of each case (3)")
     parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
     parser.add_argument("--seed", type=int, default=1, help="of contents and order (1)")
