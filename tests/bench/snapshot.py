@@ -185,7 +185,7 @@ def cases(options):
             continue        # the host's setting for shmem decides about huge pages
         mib = gib * 1024
         case = {"guest_mib": mib, "full": full, "thp": thp, "memory": memory,
-               "written_mib": min(int(mib * FULL_SHARE) & ~1, FULL_MIB) if full else EMPTY_MIB}
+                "written_mib": min(int(mib * FULL_SHARE) & ~1, FULL_MIB) if full else EMPTY_MIB}
         if options.only in name_of(case):
             yield case
 

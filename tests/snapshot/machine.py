@@ -103,6 +103,14 @@ class Machine:
         self.start(uri)
         return self.wait(status)
 
+    def take_while_written(self):
+        """As take(), but a vCPU has had to wait; on a busy machine it may not run meanwhile."""
+        for _ in range(10):
+            info = self.take()
+            if info["background-snapshot"]["faults"]:
+                return info
+        raise AssertionError("the guest did not write while the snapshots were taken")
+
     def restore(self, qemu=FORK, capabilities=(), keep=False):
         """Restore the snapshot in another QEMU, and let the guest there check its memory.
 
