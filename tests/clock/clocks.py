@@ -124,5 +124,11 @@ class ClockPair(Pair):
         """Whether the destination has set the clocks by the source's instant."""
         return "kvm_guest_time_start" in dict(self.destination.trace())
 
+    def passed_in_blackout_us(self, jump):
+        """Guest time from the instant of the stop to that of the start."""
+        cycles = numbers(self.destination, "kvm_guest_time_start")["host TSC"] \
+            - numbers(self.source, "kvm_guest_time_stop")["host TSC"] + jump.tsc[0] - self.tsc_base
+        return cycles * 1000 / jump.khz
+
     def warnings(self):
         return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]

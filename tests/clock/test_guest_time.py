@@ -42,11 +42,11 @@ def is_continuous(jump):
     assert jump.steps_s[0] > GAP_S, "the guest has seen the blackout"
 
 
-def is_stopped(jump):
+def is_stopped(pair, jump):
     exact(jump)
     assert max(jump.tsc_us) < -GAP_S * 1e6
     assert max(jump.kvmclock_ns) < -GAP_S * 1e9
-    assert jump.steps_s[1] < GAP_S / 2, "the guest has seen nothing of the blackout"
+    assert 0 <= pair.passed_in_blackout_us(jump) < 0.1e6, "the guest has seen nothing of the blackout"
 
 
 def is_as_stock(jump):
@@ -94,14 +94,14 @@ def test_q35(lab):
 @WAYS
 def test_stopped(lab, postcopy):
     with held(lab, postcopy) as pair:
-        is_stopped(pair.moved(GAP_S, postcopy))
+        is_stopped(pair, pair.moved(GAP_S, postcopy))
         assert not pair.warnings()
 
 
 def test_gap_is_too_long(lab):
     with held(lab) as pair:
         pair.destination.cmd("migrate-set-parameters", guest_time="continuous", guest_time_max_gap=1000)
-        is_stopped(pair.moved(GAP_S))
+        is_stopped(pair, pair.moved(GAP_S))
         [line] = pair.warnings()
         assert "is longer than guest-time-max-gap: it is not counted" in line
 
@@ -112,7 +112,7 @@ def test_gap_is_negative(lab):
         lab.run(f"date -s @$(($(date +%s) - {s}))", check=True)
     with held(lab, policy="continuous") as pair:
         try:
-            is_stopped(pair.moved(GAP_S, meanwhile=lambda: set_back(20)))
+            is_stopped(pair, pair.moved(GAP_S, meanwhile=lambda: set_back(20)))
         finally:
             set_back(-20)
         [line] = pair.warnings()
@@ -314,16 +314,18 @@ def test_snapshot_and_pause(lab, qemu):
         side.cmd("stop")
         job(side, "snapshot-load", tag="s", vmstate="disk", devices=["disk"])
         side.cmd("cont")
-        for event in later_reports(side, 2):
-            assert event["step_clock"] < GAP_S * 1e9 / 2, event
-            assert event["step_tsc"] < GAP_S * tsc_khz() * 1000 / 2, event
+        events = later_reports(side, 2)
+        assert min(e["step_clock"] for e in events) < GAP_S * 1e9 / 2, events
+        assert min(e["step_tsc"] for e in events) < GAP_S * tsc_khz() * 1000 / 2, events
+        for event in events:
             assert event["back_tsc"] == event["back_clock"] == 0, event
 
         side.cmd("stop")
         lab.run(f"sleep {GAP_S}")
         side.cmd("cont")
-        for event in later_reports(side, 2):
-            assert event["step_clock"] < GAP_S * 1e9 / 2, event
+        events = later_reports(side, 2)
+        assert min(e["step_clock"] for e in events) < GAP_S * 1e9 / 2, events
+        for event in events:
             assert event["step_tsc"] > GAP_S * tsc_khz() * 1000, event
             assert event["back_tsc"] == event["back_clock"] == 0, event
         if qemu == FORK:

@@ -65,7 +65,8 @@ def test_different_bases(tmp_path, policy, postcopy):
                 assert max(map(abs, jump.tsc_us)) <= bound_us, jump.tsc_us
                 assert jump.steps_s[0] > GAP_S
             else:
-                assert max(jump.tsc_us) < -GAP_S * 1e6 and jump.steps_s[1] < GAP_S / 2
+                assert max(jump.tsc_us) < -GAP_S * 1e6
+                assert 0 <= pair.passed_in_blackout_us(jump) < 0.1e6
             assert not pair.warnings()
 
 
@@ -77,7 +78,7 @@ def test_other_frequency(tmp_path):
             _, pair.tsc_base, _ = hosts.compare()
             jump = pair.moved(GAP_S)
             assert jump.backwards == 0
-            assert jump.steps_s[1] < 2 * GAP_S
+            assert max(jump.tsc_us) < -GAP_S * 1e6 * 0.9, "neither clock counts the blackout"
             [line] = pair.warnings()
             assert "the guest's TSC has another frequency here" in line
             assert "TSC scaling unavailable" in pair.destination.job.output

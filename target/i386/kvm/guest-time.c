@@ -391,13 +391,12 @@ bool guest_time_start(GuestTime *gt, uint64_t clock_ns)
         uint32_t khz;
 
         why = find_scale(&khz, &scale);
-        if (!why && khz != gt->tsc_khz) {
-            why = "the guest's TSC has another frequency here";
-        } else if (!why) {
-            why = restore(gt, clock_ns, scale);
+        if (!why) {
+            why = khz == gt->tsc_khz ? restore(gt, clock_ns, scale) :
+                  "the guest's TSC has another frequency here";
             done = !why;
             if (why) {
-                /* What it has moved shall be as it was on the source, too */
+                /* The caller sets the kvmclock to what it was: TSCs as well */
                 set_offsets(gt, 0, guest_tsc_scaled(cpu_get_host_ticks(),
                                                     scale), false);
             }
