@@ -166,7 +166,8 @@ def test_deadline(lab, policy):
         pair.moved(GAP_S)
         event = until(lambda: pair.destination.report().first("deadline"), "the timer expires")
         late_s = (event["tsc"] - event["deadline"]) / event["khz"] / 1000
-        assert 0 <= late_s < 0.5, event
+        # A busy machine looks late; what was computed from another TSC is GAP_S early or late
+        assert 0 <= late_s < 0.9 * GAP_S, event
 
 
 @pytest.mark.slow
