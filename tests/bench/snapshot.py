@@ -9,8 +9,8 @@ build/reports/bench-snapshot.json.
 
 setup: from the start of the snapshot until the guest runs on, by the time stamps of QEMU's events
 MIGRATION (setup) and RESUME; stopped: from STOP on. grown: resident memory and page tables, after
-against before. A touch is a write of the guest, by its TSC; those from just before the
-snapshot until just after it.
+against before. A touch is a write of the guest, by its TSC, from just before the snapshot until
+just after it; shares of all touches do not compare, since one snapshot lasts longer than the other.
 """
 import argparse
 import contextlib
@@ -200,7 +200,7 @@ SHOWN = (
     ("total (ms)", "total_ms", 1, "{:.0f}"), ("grown (MiB)", "grown_kib", 1024, "{:.1f}"),
     ("file (MiB)", "file_bytes", 1 << 20, "{:.0f}"),
     ("touches that waited", "waited_count", 1, "{:.0f}"),
-    ("touch p99.9 (us)", "touch_p99_9_us", 1, "{:.0f}"), ("longest (ms)", "touch_p100_us", 1000, "{:.1f}"),
+    ("waited in all (ms)", "waited_ms", 1, "{:.0f}"), ("longest (ms)", "touch_p100_us", 1000, "{:.1f}"),
     ("huge pages after (MiB)", "huge_after_kib", 1024, "{:.0f}"),
 )
 
