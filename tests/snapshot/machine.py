@@ -13,6 +13,7 @@ import contextlib
 import re
 import shutil
 
+import guest
 from initramfs import BUILD
 from lab import CommandFailed, LabError
 from pair import FORK, Side, until
@@ -34,7 +35,8 @@ class Machine:
         if backend:
             self.arguments += ["-object", f"{backend},id=ram,size={memory_mb}M"]
             machine += ",memory-backend=ram"
-        self.options = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus} | options
+        self.options = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus,
+                        "payload": guest.PAYLOAD} | options
         self.capabilities = ("events", *capabilities)
         self.sides = []
         self._start = (qemu, list(taker), tuple(wrapper))
