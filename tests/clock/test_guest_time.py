@@ -331,3 +331,23 @@ def test_snapshot_and_pause(lab, qemu):
             assert event["back_tsc"] == event["back_clock"] == 0, event
         if qemu == FORK:
             assert not [name for name, _ in side.trace() if name.startswith("kvm_guest_time_st")]
+
+
+@pytest.mark.slow
+def test_cpr(lab):
+    """What the host's restart takes is not counted, whatever the policy."""
+    with ClockPair(lab, policy="continuous", cpus=2, capabilities=None) as pair:
+        for side in pair.sides:
+            side.cmd("migrate-set-parameters", mode="cpr-reboot")
+        pair.source.wait_event("ready")
+        pair.source.cmd("migrate", uri="file:/tmp/cpr")
+        pair.source.wait_status("completed")
+        lab.run(f"sleep {GAP_S}")
+        pair.destination.cmd("migrate-incoming", uri="file:/tmp/cpr")
+        pair.destination.wait_status("completed")
+        pair.destination.cmd("cont")
+        events = later_reports(pair.destination, 2)
+        assert not pair.started()
+        assert min(e["step_clock"] for e in events) < GAP_S * 1e9 / 2, events
+        for event in events:
+            assert event["back_tsc"] == event["back_clock"] == 0, event
