@@ -30,8 +30,9 @@ from initramfs import BUILD, FORK, LAB
 AGENT_PORT = 1
 READY = "lab: ready"
 # An emulated timer is slow to set, on a busy host even more so: have a tick instead. Page
-# tables of five levels cost time in emulation, and panic=-1 ends the machine.
-LINUX = ("console=ttyS0", "tsc=reliable", "highres=off", "no5lvl", "panic=-1")
+# tables of five levels cost time in emulation, and panic=-1 ends the machine. Without another
+# timer, Linux does not measure the TSC's frequency again, of which tsc_khz() tells it.
+LINUX = ("console=ttyS0", "tsc=reliable", "hpet=disable", "pmtmr=0", "highres=off", "no5lvl", "panic=-1")
 # What must not be in the kernel's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault")
 
