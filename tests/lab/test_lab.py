@@ -152,8 +152,8 @@ def test_panic_at_boot():
 
 
 def test_boot_timeout():
-    lab = Lab(name="hang", append="rdinit=/bin/cat", boot_timeout=4)
-    with pytest.raises(LabError, match="(?s)did not boot in 4 s.*Run /bin/cat"):
+    lab = Lab(name="hang", append="rdinit=/bin/cat", boot_timeout=10)
+    with pytest.raises(LabError, match="(?s)did not boot in 10 s.*Run /bin/cat"):
         lab.__enter__()
     assert not lab.alive
 
