@@ -62,6 +62,5 @@ void postcopy_watch_start(MigrationIncomingState *mis)
     if (!timer) {
         timer = timer_new_ms(QEMU_CLOCK_REALTIME, look, mis);
     }
-    warned_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) - LATE_MS;
-    timer_mod(timer, qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + LOOK_MS);
+    look(mis);
 }
