@@ -142,6 +142,7 @@ def _programs():
         yield f"build/fork/{name}", FORK / name
     for name in sorted(ours | {"migration-test"}):
         yield f"build/fork/tests/qtest/{name}", FORK / "tests" / "qtest" / name
+    yield "build/fork/tests/unit/test-snapshot-holes", FORK / "tests" / "unit" / "test-snapshot-holes"
     yield "build/stock/qemu-system-x86_64", STOCK / "qemu-system-x86_64"
     for path in sorted((BUILD / "guest").glob("*")):
         yield f"build/guest/{path.name}", path

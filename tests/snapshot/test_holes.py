@@ -17,6 +17,12 @@ def free_huge_pages(lab):
     return int(re.search(r"HugePages_Free:\s*(\d+)", lab.run("cat /proc/meminfo").output)[1])
 
 
+def test_unit(lab):
+    """The unit test with huge pages, of which a host may have none, and then skips that part."""
+    tap = lab.run("build/fork/tests/unit/test-snapshot-holes", check=True).output
+    assert "ok 6 /snapshot-holes/hugetlbfs" in tap and "SKIP" not in tap, tap
+
+
 @pytest.mark.parametrize("kind", ["anonymous", "memfd", pytest.param("hugetlb", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("value", ["never", pytest.param("always", marks=pytest.mark.slow)])
 def test_empty_guest(lab, thp, kind, value):

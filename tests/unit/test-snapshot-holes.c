@@ -173,18 +173,24 @@ static void test_any_holes(void)
     memory_destroy(&m);
 }
 
-static void test_shmem(void)
+/* Page 3 is written by this mapping, page 5 by another process or mapping. */
+static void shmem_init(Memory *m, uint32_t flags)
 {
     int fd = memfd_create("test", MFD_CLOEXEC);
-    Memory m;
 
     g_assert(fd >= 0 && !ftruncate(fd, SIZE + 2 * MiB));
-    /* Another process has written, or this one by another mapping. */
     g_assert(pwrite(fd, "x", 1, 2 * MiB + 5 * page_size) == 1);
-    memory_init(&m, fd, RAM_SHARED, 0);
-    *at(&m, 3) = 1;
-    protect(&m);
-    scan(&m);
+    memory_init(m, fd, flags, 0);
+    *at(m, 3) = 1;
+    protect(m);
+    scan(m);
+}
+
+static void test_shmem(void)
+{
+    Memory m;
+
+    shmem_init(&m, RAM_SHARED);
     g_assert(hole(&m, 2));
     g_assert(!hole(&m, 3));
     g_assert(hole(&m, 4));
@@ -196,15 +202,9 @@ static void test_shmem(void)
 /* Memory that is not all zeros must not be taken for a hole. */
 static void test_private_file(void)
 {
-    int fd = memfd_create("test", MFD_CLOEXEC);
     Memory m;
 
-    g_assert(fd >= 0 && !ftruncate(fd, SIZE + 2 * MiB));
-    g_assert(pwrite(fd, "x", 1, 2 * MiB + 5 * page_size) == 1);
-    memory_init(&m, fd, 0, 0);
-    *at(&m, 3) = 1;
-    protect(&m);
-    scan(&m);
+    shmem_init(&m, 0);
     g_assert(!hole(&m, 3));
     g_assert(!hole(&m, 5));
     memory_destroy(&m);
