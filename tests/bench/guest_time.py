@@ -8,31 +8,17 @@ still; by how much the kvmclock moves against the TSC; and whether one goes back
 in a row. Prints a table, and writes build/reports/guest-time.json.
 """
 import argparse
-import json
-import sys
-import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path += [str(ROOT / "tests" / name) for name in ("lab", "guest", "postcopy", "clock")]
+import bench
+from bench import say
+from clocks import CLOCK, ON, ClockPair, backwards, clocks, kvmclock_ns, numbers, offsets, signed
+from lab import Lab, tsc_khz
+from pair import FORK, STOCK, Side
 
-from initramfs import BuildError                                        # noqa: E402
-from lab import CommandFailed, Lab, LabError, tsc_khz                   # noqa: E402
-from clocks import CLOCK, ON, ClockPair, clocks, kvmclock_ns, numbers, offsets, signed   # noqa: E402
-from pair import FORK, STOCK, Side                                      # noqa: E402
-from qemu.qmp import QMPError                                           # noqa: E402
-
-REPORT = ROOT / "build" / "reports" / "guest-time.json"
 CPUS = 4
 # Name: QEMU, policy
 VARIANTS = {"stock": (STOCK, None), "fork stopped": (FORK, "stopped"), "fork continuous": (FORK, "continuous")}
 TSC_STABLE = 1
-
-started = time.monotonic()
-
-
-def say(text):
-    print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 def held(lab, variant, gap_s, postcopy):
@@ -47,7 +33,7 @@ def held(lab, variant, gap_s, postcopy):
             start = numbers(pair.destination, "kvm_guest_time_start")
             cycles = start["host TSC"] - stop["host TSC"]
             blackout = {"blackout_us": round(cycles * 1000 / tsc_khz(), 3),
-                        "tsc_in_blackout_us": round((cycles + jump.tsc[0]) * 1000 / tsc_khz(), 3),
+                        "tsc_in_blackout_us": round(pair.passed_in_blackout_us(jump), 3),
                         "kvmclock_in_blackout_us": (start["kvmclock"] - stop["kvmclock"]) / 1000}
     return {
         "postcopy": postcopy,
@@ -95,8 +81,7 @@ def in_a_row(lab, variant, number):
                 "kvmclock_against_tsc_ns": kvmclock_ns(events[0], events[0]["tsc"])
                 - kvmclock_ns(first[0], events[0]["tsc"]),
                 "masterclock": all(e["pv_flags"] & TSC_STABLE for e in events),
-                "backwards_ticks_or_ns": max(e[k] for e in events for k in (
-                    "back_tsc", "back_clock", "all_back_tsc", "all_back_clock")),
+                "backwards_ticks_or_ns": backwards(events),
             })
             if n % 10 == 0:
                 say(f"{variant}: {n} migrations: {hops[-1]}")
@@ -140,10 +125,8 @@ def run(options):
         for variant in VARIANTS:
             number = options.number if variant == "fork continuous" else min(options.number, 10)
             report["in_a_row"][variant] = in_a_row(lab, variant, number)
-    REPORT.parent.mkdir(parents=True, exist_ok=True)
-    REPORT.write_text(json.dumps(report, indent=2) + "\n")
     show(report)
-    say(f"wrote {REPORT.relative_to(ROOT)}")
+    bench.write("guest-time", report)
 
 
 def main():
@@ -152,12 +135,7 @@ def main():
     parser.add_argument("--number", type=int, default=100,
                         help="migrations in a row with the fork's guest-time=continuous (100); 10 with the others")
     parser.add_argument("--held", type=int, default=3, metavar="S", help="seconds of the blackouts (3)")
-    try:
-        run(parser.parse_args())
-    except KeyboardInterrupt:
-        sys.exit("bench: interrupted")
-    except (AssertionError, BuildError, LabError, CommandFailed, QMPError) as e:
-        sys.exit("bench: error: " + "\n".join([str(e), *getattr(e, "__notes__", ())]))
+    bench.main(run, parser.parse_args())
 
 
 if __name__ == "__main__":

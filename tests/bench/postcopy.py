@@ -12,27 +12,19 @@ memory; a fault is an exit or a message from userfaultfd, and with stock QEMU, w
 these, a page that was asked for. Nothing is traced meanwhile.
 """
 import argparse
-import json
 import os
 import platform
 import re
 import shutil
-import signal
 import statistics
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path += [str(ROOT / "tests" / name) for name in ("lab", "guest", "postcopy")]
+import bench
+from bench import say
+from lab import Lab
+from pair import FORK, MIB, STOCK, Pair, until
 
-from initramfs import BuildError                        # noqa: E402
-from lab import CommandFailed, Lab, LabError            # noqa: E402
-from pair import FORK, MIB, STOCK, Pair, until          # noqa: E402
-from qemu.qmp import QMPError                           # noqa: E402
-
-REPORT = ROOT / "build" / "reports" / "bench-postcopy.json"
 # QEMU on both sides, and postcopy-fault-exits.
 VARIANTS = {"stock": (STOCK, None), "exits off": (FORK, "off"), "exits on": (FORK, "on")}
 BACKENDS = {
@@ -50,12 +42,6 @@ URIS = {"tcp": "tcp:127.0.0.1:4010", "unix": "unix:/tmp/migration.sock"}
 TICKS_PER_S = 100       # of /proc/PID/stat
 TIMEOUT_S = 300
 STRACE_LOG = "/tmp/strace"
-
-started = time.monotonic()
-
-
-def say(text):
-    print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 class Meter:
@@ -298,7 +284,7 @@ def run(options):
     backends = options.backends
     strace = shutil.which("strace")
     if options.count and not strace:
-        raise BuildError("no strace: scripts/deps lab")
+        raise bench.BenchError("no strace: scripts/deps lab")
     measured = {backend: {variant: [] for variant in VARIANTS} for backend in backends}
     counted = {backend: {} for backend in backends} if options.count else {}
     say("boot the lab")
@@ -317,14 +303,12 @@ def run(options):
             for variant in names:
                 say(f"count system calls: {backend} memory, {variant}")
                 counted[backend][variant] = migrate(lab, variant, backend, options, count=True)
-    REPORT.parent.mkdir(parents=True, exist_ok=True)
     settings = {"vcpus_count": options.cpus, "memory_mib": options.memory, "seed": options.seed,
                 "pattern": options.pattern, "preempt": options.preempt, "transport": options.transport,
                 "rounds_count": options.rounds}
-    REPORT.write_text(json.dumps({"machine": about, "settings": settings, "runs": measured,
-                                  "system_calls": counted}, indent=2) + "\n")
     show(measured if options.rounds else {}, counted)
-    say(f"wrote {REPORT.relative_to(ROOT)}")
+    bench.write("bench-postcopy", {"machine": about, "settings": settings, "runs": measured,
+                                   "system_calls": counted})
 
 
 def main():
@@ -348,13 +332,7 @@ def main():
     options.backends = options.backends or list(BACKENDS)[:2 if options.quick else None]
     if options.rounds is None:
         options.rounds = 2 if options.quick else 5
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run(options)
-    except KeyboardInterrupt:
-        sys.exit("bench: interrupted")
-    except (AssertionError, BuildError, LabError, CommandFailed, QMPError) as e:
-        sys.exit("bench: error: " + "\n".join([str(e), *getattr(e, "__notes__", ())]))
+    bench.main(run, options)
 
 
 if __name__ == "__main__":

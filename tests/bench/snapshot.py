@@ -16,26 +16,20 @@ import argparse
 import contextlib
 import ctypes
 import itertools
-import json
 import os
 import platform
 import re
-import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path += [str(ROOT / "tests" / name) for name in ("guest",)]
+import bench
+import guest
+from bench import ROOT, BenchError, say
+from qemu.qmp.legacy import QEMUMonitorProtocol
 
-import guest                                            # noqa: E402
-from qemu.qmp import QMPError                           # noqa: E402
-from qemu.qmp.legacy import QEMUMonitorProtocol         # noqa: E402
-
-REPORT = ROOT / "build" / "reports" / "bench-snapshot.json"
 VARIANTS = {name: ROOT / "build" / name / "qemu-system-x86_64" for name in ("stock", "fork")}
 KINDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 EMPTY_MIB = 16              # that the guest writes, of an empty one
@@ -45,16 +39,6 @@ FULL_SHARE = 0.8
 PR_SET_THP_DISABLE = 41
 WAIT_US = 100               # a touch that took longer has waited
 TIMEOUT_S = 300
-
-started = time.monotonic()
-
-
-class BenchError(Exception):
-    pass
-
-
-def say(text):
-    print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 class Qemu:
@@ -241,13 +225,11 @@ def run(options):
              "qemu_versions": {v: subprocess.run([binary, "--version"], capture_output=True, text=True,
                                                  check=True).stdout.splitlines()[0]
                                for v, binary in VARIANTS.items()}}
-    REPORT.parent.mkdir(parents=True, exist_ok=True)
-    REPORT.write_text(json.dumps({
+    show(results)
+    bench.write("bench-snapshot", {
         "machine": about, "settings": {"vcpus_count": options.cpus, "seed": options.seed,
                                        "rounds_count": options.rounds, "settle_s": options.settle},
-        "results": results}, indent=2) + "\n")
-    show(results)
-    say(f"wrote {REPORT.relative_to(ROOT)}")
+        "results": results})
 
 
 def main():
@@ -264,14 +246,7 @@ def main():
                         help="let the guest write for so long before (1)")
     parser.add_argument("--accel", choices=("tcg", "kvm"), default="tcg", help="of the guest (tcg)")
     parser.add_argument("--directory", help="for the snapshots (the system's for temporary files)")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run(options)
-    except KeyboardInterrupt:
-        sys.exit("bench: interrupted")
-    except (BenchError, OSError, QMPError) as e:
-        sys.exit(f"bench: error: {e}")
+    bench.main(run, parser.parse_args())
 
 
 if __name__ == "__main__":

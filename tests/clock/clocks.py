@@ -47,6 +47,12 @@ def clocks(side, cpus, move, last=False):
     return until(come, f"reports of {cpus} vCPUs on the {side.name}", timeout=30)
 
 
+def backwards(events):
+    """The most that any clock has gone back, by what the vCPUs report."""
+    return max(e[key] for e in events for key in
+               ("back_tsc", "back_clock", "all_back_tsc", "all_back_clock"))
+
+
 def numbers(side, event):
     """What the fork traced."""
     text = dict(side.trace())[event]
@@ -80,8 +86,7 @@ class Jump:
 
     @property
     def backwards(self):
-        return max(e[key] for e in self.after for key in
-                   ("back_tsc", "back_clock", "all_back_tsc", "all_back_clock"))
+        return backwards(self.after)
 
 
 class ClockPair(Pair):
