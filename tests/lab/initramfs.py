@@ -16,14 +16,28 @@ ROOT = LAB.parent.parent
 BUILD = ROOT / "build"
 
 FORK = BUILD / "fork"
-STOCK = BUILD / "stock"
+CROSS = {"x86_64": "", "aarch64": "aarch64-linux-gnu-"}
+# What QEMU's pc, q35 and virt machines read.
+FIRMWARE = {
+    "x86_64": (
+        "bios.bin", "bios-256k.bin", "bios-microvm.bin", "kvmvapic.bin", "linuxboot_dma.bin",
+        "multiboot_dma.bin", "pvh.bin", "vgabios-stdvga.bin", "efi-e1000.rom", "efi-e1000e.rom",
+        "efi-virtio.rom",
+    ),
+    "aarch64": ("efi-virtio.rom",),
+}
+# Of the programs of this directory
+ONLY_X86 = ("clock-difference", "tsc-khz")
 
-# What QEMU's pc and q35 machines read.
-FIRMWARE = (
-    "bios.bin", "bios-256k.bin", "bios-microvm.bin", "kvmvapic.bin", "linuxboot_dma.bin",
-    "multiboot_dma.bin", "pvh.bin", "vgabios-stdvga.bin", "efi-e1000.rom", "efi-e1000e.rom",
-    "efi-virtio.rom",
-)
+
+def below(name, arch):
+    """A directory of build/ for an architecture: fork, fork-aarch64."""
+    return name if arch == "x86_64" else f"{name}-{arch}"
+
+
+def qemu(arch, name="fork"):
+    """Path of a QEMU, in the checkout and below /lab."""
+    return f"build/{below(name, arch)}/qemu-system-{arch}"
 
 
 class BuildError(Exception):
@@ -37,18 +51,18 @@ def _tool(*argv):
     return p.stdout
 
 
-def compiled(source):
+def compiled(source, arch="x86_64"):
     """The static program of one C source file of ours, in build/lab/bin."""
-    out = BUILD / "lab" / "bin" / source.stem
+    out = BUILD / "lab" / below("bin", arch) / source.stem
     if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
         out.parent.mkdir(parents=True, exist_ok=True)
         tmp = out.with_suffix(f".{os.getpid()}")
-        _tool("gcc", "-O2", "-Wall", "-Wextra", "-static", "-pthread", "-o", tmp, source)
+        _tool(f"{CROSS[arch]}gcc", "-O2", "-Wall", "-Wextra", "-static", "-pthread", "-o", tmp, source)
         tmp.rename(out)
     return out
 
 
-def _stripped(path):
+def _stripped(path, arch):
     """A copy without symbols, kept until the file changes."""
     st = path.stat()
     key = f"{str(path.resolve()).strip('/').replace('/', '%')}-{st.st_size}-{st.st_mtime_ns}"
@@ -59,7 +73,7 @@ def _stripped(path):
             old.unlink(missing_ok=True)
         with tempfile.NamedTemporaryFile(dir=out.parent, delete=False) as f:
             pass
-        _tool("strip", "-o", f.name, path)
+        _tool(f"{CROSS[arch]}strip", "-o", f.name, path)
         os.rename(f.name, out)
     return out
 
@@ -80,9 +94,9 @@ def _is_elf(path):
         return f.read(4) == b"\x7fELF"
 
 
-def firmware_dirs():
+def firmware_dirs(arch="x86_64"):
     """QEMU's --firmwarepath."""
-    header = FORK / "config-host.h"
+    header = BUILD / below("fork", arch) / "config-host.h"
     try:
         line = re.search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", header.read_text(), re.M)
     except OSError as e:
@@ -135,32 +149,41 @@ class _Cpio:
         self._entry("TRAILER!!!", 0)
 
 
-def _programs():
+def _programs(arch):
     """What of build/ goes in: (path below /lab, file)."""
+    fork = f"build/{below('fork', arch)}"
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
-    for name in ("qemu-system-x86_64", "qemu-img"):
-        yield f"build/fork/{name}", FORK / name
-    for name in sorted(ours | {"migration-test"}):
-        yield f"build/fork/tests/qtest/{name}", FORK / "tests" / "qtest" / name
-    yield "build/fork/tests/unit/test-snapshot-holes", FORK / "tests" / "unit" / "test-snapshot-holes"
-    yield "build/stock/qemu-system-x86_64", STOCK / "qemu-system-x86_64"
-    for path in sorted((BUILD / "guest").glob("*")):
-        yield f"build/guest/{path.name}", path
+    names = [f"{fork}/qemu-img", f"{fork}/tests/unit/test-snapshot-holes", qemu(arch), qemu(arch, "stock")]
+    names += [f"{fork}/tests/qtest/{name}" for name in sorted(ours | {"migration-test"})]
+    for name in names:
+        yield name, ROOT / name
+    guest = below("guest", arch)
+    for path in sorted((BUILD / guest).glob("*")):
+        yield f"build/{guest}/{path.name}", path
     for source in sorted(LAB.glob("*.c")):
-        yield f"build/lab/bin/{source.stem}", compiled(source)
+        if arch == "x86_64" or source.stem not in ONLY_X86:
+            yield f"build/lab/{below('bin', arch)}/{source.stem}", compiled(source, arch)
 
 
-def build(out, extra=()):
+def _busybox(arch):
+    """The static program, and the names of its applets."""
+    ours = Path("/bin/busybox")
+    if not ours.exists() or _libraries(ours):
+        raise BuildError("no static /bin/busybox: scripts/deps lab")
+    applets = _tool(ours, "--list").split()
+    if arch != "x86_64":
+        ours = Path(_tool(ROOT / "scripts" / "fetch", arch).strip(), "bin", "busybox")
+    return ours, applets
+
+
+def build(out, extra=(), arch="x86_64"):
     """Write the archive to out. extra: more files of the checkout, by their path in it, and
     programs of the host, by their absolute path."""
-    qemu = FORK / "qemu-system-x86_64"
-    if not qemu.exists():
-        raise BuildError(f"no {qemu}: run make first")
-    busybox = Path("/bin/busybox")
-    if not busybox.exists() or _libraries(busybox):
-        raise BuildError("no static /bin/busybox: scripts/deps lab")
+    if not (ROOT / qemu(arch)).exists():
+        raise BuildError(f"no {qemu(arch)}: run make ARCH={arch} first")
+    busybox, applets = _busybox(arch)
 
-    files = [(f"lab/{name}", p) for name, p in _programs() if p.is_file()]
+    files = [(f"lab/{name}", p) for name, p in _programs(arch) if p.is_file()]
     files += [(str(e) if os.path.isabs(e) else f"lab/{e}", ROOT / e) for e in extra]
     out.parent.mkdir(parents=True, exist_ok=True)
     (BUILD / "lab").mkdir(exist_ok=True)
@@ -172,21 +195,21 @@ def build(out, extra=()):
             c.directory(d)
         c.console()
         c.file("init", LAB / "init")
-        c.file("bin/agent", compiled(LAB / "agent.c"))
+        c.file("bin/agent", compiled(LAB / "agent.c", arch))
         c.file("bin/busybox", busybox)
-        for applet in _tool(busybox, "--list").split():
+        for applet in applets:
             c.link(f"bin/{applet}", "busybox")
         c.link("sbin", "bin")
         c.link("usr/bin", "../bin")
         for name, path in files:
             elf = _is_elf(path)
             for lib in _libraries(path) if elf else ():
-                c.file(lib, _stripped(Path(lib)))
+                c.file(lib, _stripped(Path(lib), arch))
             # Guest payloads may be ELF files of which QEMU needs all.
-            strip = elf and not name.startswith("lab/build/guest/")
-            c.file(name, _stripped(path) if strip else path)
-        dirs = firmware_dirs()
-        for name in FIRMWARE:
+            strip = elf and not name.startswith("lab/build/guest")
+            c.file(name, _stripped(path, arch) if strip else path)
+        dirs = firmware_dirs(arch)
+        for name in FIRMWARE[arch]:
             for d in dirs:
                 path = Path(d, name)
                 if path.exists():

@@ -6,7 +6,8 @@
 
 L1 is run by QEMU's TCG, so it needs nothing of the host. In it /dev/kvm is real KVM, and
 the checkout's programs are below /lab, which is the working directory of all commands:
-build/fork/qemu-system-x86_64, build/fork/tests/qtest/migration-test, ... See docs/lab.md.
+build/fork/qemu-system-x86_64, build/fork/tests/qtest/migration-test, ... or, with
+arch="aarch64", build/fork-aarch64/qemu-system-aarch64, ... See docs/lab.md.
 """
 import ctypes
 import fcntl
@@ -29,10 +30,24 @@ from initramfs import BUILD, FORK, LAB
 
 AGENT_PORT = 1
 READY = "lab: ready"
-# An emulated timer is slow to set, on a busy host even more so: have a tick instead. Page
-# tables of five levels cost time in emulation, and panic=-1 ends the machine. Without another
-# timer, Linux does not measure the TSC's frequency again, of which tsc_khz() tells it.
-LINUX = ("console=ttyS0", "tsc=reliable", "hpet=disable", "pmtmr=0", "highres=off", "no5lvl", "panic=-1")
+MACHINES = {
+    "x86_64": {
+        "qemu": FORK / "qemu-system-x86_64",
+        "machine": "q35",
+        "cpu": "max,tsc-scale=off",
+        # An emulated timer is slow to set, on a busy host even more so: have a tick instead. Page
+        # tables of five levels cost time in emulation. Without another timer, Linux does not
+        # measure the TSC's frequency again, of which tsc_khz() tells it.
+        "linux": ("console=ttyS0", "tsc=reliable", "hpet=disable", "pmtmr=0", "highres=off", "no5lvl"),
+    },
+    "aarch64": {
+        "qemu": "qemu-system-aarch64",
+        "machine": "virt,virtualization=on,gic-version=3",
+        # The algorithm of signed pointers is slow to emulate, unlike QEMU's own one.
+        "cpu": "max,pauth-impdef=on",
+        "linux": ("console=ttyAMA0",),
+    },
+}
 # What must not be in the kernel's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault")
 
@@ -158,12 +173,11 @@ class Lab:
     /dev/hugepages. extra: more files of the checkout to have below /lab, and programs of the
     host. append: words for Linux's command line. allow: a regular expression of kernel warnings
     to accept. shared: a file of the host that is a PCI device's memory in all labs that have it.
-    cpu: of L1's QEMU; "max" alone lets KVM scale TSCs.
+    cpu: of L1's QEMU, if not as in MACHINES; "max" alone lets x86's KVM scale TSCs.
     """
 
     def __init__(self, name="lab", cpus=2, memory_mb=2048, hugepages=0, extra=(), append="",
-                 allow=None, shell=False, boot_timeout=120, shared=None,
-                 cpu="max,tsc-scale=off"):
+                 allow=None, shell=False, boot_timeout=120, shared=None, cpu=None, arch="x86_64"):
         self.name = name
         self.cpus = cpus
         self.memory_mb = memory_mb
@@ -174,7 +188,9 @@ class Lab:
         self.shell = shell
         self.boot_timeout = boot_timeout
         self.shared = shared
-        self.cpu = cpu
+        self.arch = arch
+        self.machine = MACHINES[arch]
+        self.cpu = cpu or self.machine["cpu"]
         self.process = None
         self.dir = None
         self._lock = threading.RLock()
@@ -213,13 +229,16 @@ class Lab:
             self._take_dir()
         self.serial_log = self.dir / "serial.log"
         self.serial_log.unlink(missing_ok=True)
-        kernel = subprocess.run([LAB / "kernel" / "build"], stdout=subprocess.PIPE, text=True)
+        kernel = subprocess.run([LAB / "kernel" / "build", self.arch], stdout=subprocess.PIPE, text=True)
         if kernel.returncode:
             raise LabError("the lab's kernel could not be built (see above)")
         archive = self.dir / "initramfs.cpio"
-        initramfs.build(archive, self.extra)
+        initramfs.build(archive, self.extra, self.arch)
 
-        append = [*LINUX, f"tsc_early_khz={tsc_khz()}", f"hugepages={self.hugepages}"]
+        # panic=-1 ends the machine.
+        append = [*self.machine["linux"], "panic=-1", f"hugepages={self.hugepages}"]
+        if self.arch == "x86_64":
+            append += [f"tsc_early_khz={tsc_khz()}"]
         serial = f"file,path={self.serial_log}"
         if self.shell:
             size = os.get_terminal_size()
@@ -227,13 +246,14 @@ class Lab:
             serial = f"stdio,signal=off,logfile={self.serial_log}"
         ours, theirs = socket.socketpair()
         argv = [
-            FORK / "qemu-system-x86_64",
+            self.machine["qemu"],
             *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
-            *("-name", "lab", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", self.cpu),
+            *("-name", "lab", "-machine", self.machine["machine"]),
+            *("-accel", "tcg,thread=multi", "-cpu", self.cpu),
             *("-smp", str(self.cpus), "-m", str(self.memory_mb)),
             *("-kernel", kernel.stdout.strip(), "-initrd", archive),
             *("-append", " ".join(append + self.append.split())),
-            *("-chardev", f"{serial},id=serial", "-device", "isa-serial,chardev=serial"),
+            *("-chardev", f"{serial},id=serial", "-serial", "chardev:serial"),
             *("-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="),
             *("-chardev", f"socket,id=qmp,fd={theirs.fileno()}", "-mon", "qmp,mode=control"),
         ]
