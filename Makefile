@@ -1,43 +1,56 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock guest kernel check-quick check check-slow demo soak bench-postcopy bench-guest-time bench-snapshot lab-shell branch help
+.PHONY: all build stock guest kernel aarch64 check-quick check check-slow demo soak bench-postcopy bench-guest-time bench-snapshot lab-shell branch help
+
+# Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
+# lab-shell are for arm64, in build/*-aarch64.
+ARCH ?= x86_64
+ifeq ($(ARCH),aarch64)
+S = -aarch64
+else ifneq ($(ARCH),x86_64)
+$(error ARCH is $(ARCH): there are x86_64 and aarch64)
+endif
 
 # What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
-FORK = qemu-system-x86_64 tests/qtest/migration-test \
-	tests/qtest/postcopy-fault-exits-test tests/unit/test-postcopy-request \
-	tests/unit/test-postcopy-place tests/unit/test-guest-time \
-	tests/unit/test-snapshot-holes
+FORK = qemu-system-$(ARCH) tests/qtest/migration-test tests/qtest/postcopy-fault-exits-test
+ifeq ($(ARCH),x86_64)
+FORK += tests/unit/test-postcopy-request tests/unit/test-postcopy-place \
+	tests/unit/test-guest-time tests/unit/test-snapshot-holes
+endif
 PYTEST = build/venv/bin/python -m pytest -rs --durations=10
-# Two at a time, each with a first-level machine of its own.
-PYTEST_2 = $(PYTEST) -n 2
+# Two at a time, each with a first-level machine of its own; one of them has the arm64 one, too.
+PYTEST_2 = $(PYTEST) -n 2 --dist loadgroup
 
 all: build
-build:           ## build the fork: build/fork/qemu-system-x86_64
-	@scripts/setup fork
-	@scripts/ninja build/fork $(FORK)
+build:           ## build the fork: build/fork/qemu-system-x86_64 (make ARCH=aarch64: for arm64)
+	@scripts/setup fork $(ARCH)
+	@scripts/ninja build/fork$(S) $(FORK)
 
 stock: build     ## build the same QEMU without our series: build/stock/qemu-system-x86_64
-	@scripts/setup stock
-	@scripts/ninja build/stock.d/fork qemu-system-x86_64
+	@scripts/setup stock $(ARCH)
+	@scripts/ninja build/stock.d/fork$(S) qemu-system-$(ARCH)
 
 guest: build     ## build the guest payload: build/guest
-	@$(MAKE) -s -C tests/guest O=$(CURDIR)/build/guest
+	@$(MAKE) -s -C tests/guest ARCH=$(ARCH) O=$(CURDIR)/build/guest$(S)
 
 kernel:          ## build the lab's Linux, once for all clones
-	@scripts/deps lab kernel
-	@tests/lab/kernel/build >/dev/null
+	@scripts/deps lab kernel $(S:-%=%)
+	@tests/lab/kernel/build $(ARCH) >/dev/null
+
+aarch64:         ## build all that the arm64 lab needs
+	@$(MAKE) -s ARCH=aarch64 stock guest kernel
 
 check-quick: build ## under two minutes: style, series, unit tests
 	@$(PYTEST) tests/quick
 
-check: stock guest kernel ## check-quick, QEMU's migration qtests on TCG, the tests in the lab
+check: stock guest kernel aarch64 ## check-quick, QEMU's migration qtests on TCG, the tests in the lab
 	@$(PYTEST_2) -m 'not slow' tests
 
-check-slow: stock guest kernel ## all tests there are
+check-slow: stock guest kernel aarch64 ## all tests there are
 	@$(PYTEST_2) tests
 
 demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then off
-	@build/venv/bin/python tests/demo/demo.py
+	@build/venv/bin/python tests/demo/demo.py --arch $(ARCH)
 
 bench-postcopy: stock guest kernel ## post-copy of stock QEMU and of the fork, exits off and on, measured in the lab
 	@build/venv/bin/python tests/bench/postcopy.py
@@ -54,7 +67,7 @@ soak: guest kernel ## SOAK=200 random migrations in the lab, from SEED=1 on, wit
 	@build/venv/bin/python tests/postcopy/soak.py --number $(SOAK) --seed $(SEED)
 
 lab-shell: guest kernel ## a shell in the lab's first-level machine
-	@tests/lab/lab shell
+	@tests/lab/lab --arch $(ARCH) shell
 
 branch:          ## the series as a git branch, one commit per theme: build/branch
 	@scripts/setup fork
