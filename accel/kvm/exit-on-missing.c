@@ -8,7 +8,9 @@
 #include <linux/kvm.h>
 #include <sys/ioctl.h>
 #include "qapi/error.h"
+#include "qemu/bswap.h"
 #include "qemu/error-report.h"
+#include "qemu/madvise.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "hw/core/cpu.h"
@@ -141,20 +143,34 @@ bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
     return true;
 }
 
-/* PROBE_GPA: where the first vCPU of a new VM fetches its first instruction */
+/*
+ * PROBE_GPA: of a memslot with PROBE_PAGES pages, the last of which is missing.
+ * It is accessed by what a new vCPU executes first.
+ */
 #if defined(TARGET_I386)
 #define PROBE_GPA 0xfffff000ull /* the page of the reset vector */
+#define PROBE_PAGES 1
 
-static int probe_vcpu_init(int vmfd, int vcpufd)
+static int probe_vcpu_init(int vmfd, int vcpufd, void *page)
 {
     return 0; /* KVM creates it in its reset state */
 }
 #elif defined(TARGET_AARCH64)
 #define PROBE_GPA 0ull
+#define PROBE_PAGES 2
 
-static int probe_vcpu_init(int vmfd, int vcpufd)
+static int probe_vcpu_init(int vmfd, int vcpufd, void *page)
 {
     struct kvm_vcpu_init init;
+    uint8_t *code = page;
+
+    /*
+     * An access to data: where the flag means something else, code that cannot
+     * be fetched or is undefined would raise exceptions for ever.
+     */
+    stl_le_p(code, 0x18000000 | qemu_real_host_page_size() / 4 << 5); /* ldr */
+    stl_le_p(code + 4, 0xd2a80001); /* mov x1, #0x40000000: no memory there */
+    stl_le_p(code + 8, 0xb9000020); /* str w0, [x1] */
 
     if (ioctl(vmfd, KVM_ARM_PREFERRED_TARGET, &init) < 0) {
         return -1;
@@ -170,8 +186,9 @@ static bool probe(Error **errp)
     struct kvm_userspace_memory_region slot = {
         .flags = KVM_MEM_EXIT_ON_MISSING,
         .guest_phys_addr = ROUND_DOWN(PROBE_GPA, page_size),
-        .memory_size = page_size,
+        .memory_size = PROBE_PAGES * page_size,
     };
+    uint64_t missing = slot.guest_phys_addr + slot.memory_size - page_size;
     void *page = MAP_FAILED;
     struct kvm_run *run = MAP_FAILED;
     int vmfd, vcpufd = -1, run_size, ret;
@@ -184,11 +201,12 @@ static bool probe(Error **errp)
         return false;
     }
 
-    page = mmap(NULL, page_size, PROT_READ | PROT_WRITE,
+    page = mmap(NULL, slot.memory_size, PROT_READ | PROT_WRITE,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (page == MAP_FAILED) {
         goto failed;
     }
+    qemu_madvise(page, slot.memory_size, QEMU_MADV_NOHUGEPAGE);
     slot.userspace_addr = (uintptr_t)page;
     if (ioctl(vmfd, KVM_SET_USER_MEMORY_REGION, &slot) < 0) {
         if (errno != EINVAL) {
@@ -201,7 +219,8 @@ static bool probe(Error **errp)
 
     run_size = ioctl(kvm_state->fd, KVM_GET_VCPU_MMAP_SIZE, 0);
     vcpufd = ioctl(vmfd, KVM_CREATE_VCPU, 0);
-    if (run_size < 0 || vcpufd < 0 || probe_vcpu_init(vmfd, vcpufd) < 0) {
+    if (run_size < 0 || vcpufd < 0 ||
+        probe_vcpu_init(vmfd, vcpufd, page) < 0) {
         goto failed;
     }
     run = mmap(NULL, run_size, PROT_READ | PROT_WRITE, MAP_SHARED, vcpufd, 0);
@@ -210,16 +229,15 @@ static bool probe(Error **errp)
     }
 
     /*
-     * Where the flag means something else, the vCPU executes zeros, which soon
-     * access memory that no slot has: KVM_RUN returns in any case.
+     * Where the flag means something else, what is executed soon accesses
+     * memory that no slot has: KVM_RUN returns in any case.
      */
     do {
         ret = ioctl(vcpufd, KVM_RUN, 0);
     } while (ret < 0 && errno == EINTR);
     found = ret < 0 && errno == EFAULT &&
             run->exit_reason == KVM_EXIT_MEMORY_FAULT &&
-            ROUND_DOWN(run->memory_fault.gpa, page_size) ==
-            slot.guest_phys_addr;
+            ROUND_DOWN(run->memory_fault.gpa, page_size) == missing;
     trace_kvm_exit_on_missing_probe(ret < 0 ? errno : 0, run->exit_reason);
     if (!found) {
         error_setg(errp, "the host kernel takes memslot flag bit 3, but does "
@@ -240,7 +258,7 @@ out:
     }
     close(vmfd);
     if (page != MAP_FAILED) {
-        munmap(page, page_size);
+        munmap(page, slot.memory_size);
     }
     return found;
 }
