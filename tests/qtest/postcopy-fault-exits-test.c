@@ -13,13 +13,21 @@
 #include "qobject/qdict.h"
 #include "qemu/units.h"
 
-#define RAM_START (1 * MiB)
-#define RAM_END (16 * MiB)
+/* Of the test, from where the machine's RAM starts */
+#define TEST_START (1 * MiB)
+#define TEST_END (16 * MiB)
 #define STEP (4 * KiB)
 /* So slow that most pages come because they were asked for */
 #define BANDWIDTH (256 * KiB)
 
-#define ARGS "-accel qtest -machine pc -m 16M -nodefaults -display none "
+static const char *machine;
+static uint64_t ram;
+
+static QTestState *start(const char *args)
+{
+    return qtest_initf("-accel qtest -machine %s -m 16M -nodefaults "
+                       "-display none %s", machine, args);
+}
 
 static void set_fault_exits(QTestState *who, const char *value)
 {
@@ -43,7 +51,7 @@ static void assert_fault_exits(QTestState *who, const char *value)
 
 static void test_parameter(void)
 {
-    QTestState *qts = qtest_init(ARGS);
+    QTestState *qts = start("");
     QDict *rsp;
 
     assert_fault_exits(qts, "auto");
@@ -59,14 +67,14 @@ static void test_parameter(void)
     assert_fault_exits(qts, "on");
     qtest_quit(qts);
 
-    qts = qtest_init(ARGS "-global migration.postcopy-fault-exits=off");
+    qts = start("-global migration.postcopy-fault-exits=off");
     assert_fault_exits(qts, "off");
     qtest_quit(qts);
 }
 
 static void test_on_refused(void)
 {
-    QTestState *qts = qtest_init(ARGS "-incoming defer");
+    QTestState *qts = start("-incoming defer");
     const char incoming[] = "{ 'execute': 'migrate-incoming',"
                             "  'arguments': { 'uri': %s } }";
     const char uri[] = "tcp:127.0.0.1:0";
@@ -130,18 +138,18 @@ static void test_uffd(void)
     QDict *rsp, *faults;
     int64_t uffd, requests;
 
-    to = qtest_init(ARGS "-incoming defer");
+    to = start("-incoming defer");
     if (!set_postcopy(to)) {
         qtest_quit(to);
         g_rmdir(dir);
         g_test_skip("userfaultfd is not available");
         return;
     }
-    from = qtest_init(ARGS);
+    from = start("");
     g_assert_true(set_postcopy(from));
 
-    for (uint64_t addr = RAM_START; addr < RAM_END; addr += STEP) {
-        qtest_writeq(from, addr, addr + 1);
+    for (uint64_t addr = TEST_START; addr < TEST_END; addr += STEP) {
+        qtest_writeq(from, ram + addr, addr + 1);
     }
 
     qtest_qmp_assert_success(from, "{ 'execute': 'migrate-set-parameters',"
@@ -158,8 +166,8 @@ static void test_uffd(void)
     wait_status(to, "postcopy-active");
 
     /* Against the order in which they are sent */
-    for (uint64_t addr = RAM_END - STEP; addr >= RAM_START; addr -= STEP) {
-        g_assert_cmphex(qtest_readq(to, addr), ==, addr + 1);
+    for (uint64_t addr = TEST_END - STEP; addr >= TEST_START; addr -= STEP) {
+        g_assert_cmphex(qtest_readq(to, ram + addr), ==, addr + 1);
     }
 
     wait_status(to, "completed");
@@ -188,6 +196,12 @@ static void test_uffd(void)
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
+    if (!strcmp(qtest_get_arch(), "aarch64")) {
+        machine = "virt";
+        ram = 1 * GiB;
+    } else {
+        machine = "pc";
+    }
     qtest_add_func("/postcopy-fault-exits/parameter", test_parameter);
     qtest_add_func("/postcopy-fault-exits/on-refused", test_on_refused);
     qtest_add_func("/postcopy-fault-exits/uffd", test_uffd);
