@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Debug console and fw_cfg: all that the guest says and is told. */
+/* All that the guest says and is told. */
 #include <stdarg.h>
 #include "touch.h"
 
-#define DEBUGCON            0xe9
-#define READBACK_SOURCE     0xe9    /* any other value: the destination */
-#define FW_CFG_SELECT       0x510
-#define FW_CFG_DATA         0x511
 #define FW_CFG_RAM_SIZE     0x03
 #define FW_CFG_NB_CPUS      0x05
 #define FW_CFG_FILE_DIR     0x19
@@ -16,11 +12,6 @@ struct parameters par = { .zero_percent = 12 };
 const char *const pattern_names[PATTERNS] = {
     "disjoint", "shared", "samehuge", "zerowrite", "smm",
 };
-
-bool on_destination(void)
-{
-    return inb(DEBUGCON) != READBACK_SOURCE;
-}
 
 static char line[512];
 static size_t line_length;
@@ -50,7 +41,6 @@ void print(const char *format, ...)
 {
     static bool busy;       /* protects line, and lines on the console */
     va_list args;
-    const char *out = line;
 
     while (__atomic_exchange_n(&busy, true, __ATOMIC_ACQUIRE)) {
         pause();
@@ -78,23 +68,14 @@ void print(const char *format, ...)
         }
     }
     va_end(args);
-    asm volatile("rep outsb"
-                 : "+S"(out), "+c"(line_length) : "d"(DEBUGCON) : "memory");
+    write_console(line, line_length);
     __atomic_store_n(&busy, false, __ATOMIC_RELEASE);
 }
 
 _Noreturn void die(const char *message)
 {
     print("{\"event\": \"error\", \"message\": \"%s\"}\n", message);
-    for (;;) {
-        asm volatile("cli; hlt");
-    }
-}
-
-static void fw_cfg_read(void *buffer, size_t size)
-{
-    asm volatile("rep insb"
-                 : "+D"(buffer), "+c"(size) : "d"(FW_CFG_DATA) : "memory");
+    halt();
 }
 
 static uint32_t fw_cfg_be32(void)
@@ -113,27 +94,37 @@ static bool equal(const char *a, const char *b)
     return *a == *b;
 }
 
-/* Reads the parameter file as a string; it may be absent. */
-static void read_parameter_file(char *text, size_t size)
+/* The key of a file and its size; 0 if there is none. */
+uint16_t fw_cfg_file(const char *name, uint32_t *size)
 {
     struct { uint32_t size; uint16_t select, reserved; char name[56]; } file;
     uint32_t files;
 
-    text[0] = 0;
-    outw(FW_CFG_SELECT, FW_CFG_FILE_DIR);
+    fw_cfg_select(FW_CFG_FILE_DIR);
     for (files = fw_cfg_be32(); files; files--) {
         fw_cfg_read(&file, sizeof(file));
-        if (equal(file.name, PARAMETER_FILE)) {
-            file.size = __builtin_bswap32(file.size);
-            if (file.size >= size) {
-                die("parameters too long");
-            }
-            outw(FW_CFG_SELECT, __builtin_bswap16(file.select));
-            fw_cfg_read(text, file.size);
-            text[file.size] = 0;
-            return;
+        if (equal(file.name, name)) {
+            *size = __builtin_bswap32(file.size);
+            return __builtin_bswap16(file.select);
         }
     }
+    return 0;
+}
+
+/* Reads the parameter file as a string; it may be absent. */
+static void read_parameter_file(char *text, size_t size)
+{
+    uint32_t length = 0;
+    uint16_t key = fw_cfg_file(PARAMETER_FILE, &length);
+
+    if (length >= size) {
+        die("parameters too long");
+    }
+    if (key) {
+        fw_cfg_select(key);
+        fw_cfg_read(text, length);
+    }
+    text[length] = 0;
 }
 
 static uint64_t number(const char *s)
@@ -186,9 +177,9 @@ void read_parameters(void)
 {
     char text[256], *s = text;
 
-    outw(FW_CFG_SELECT, FW_CFG_RAM_SIZE);
+    fw_cfg_select(FW_CFG_RAM_SIZE);
     fw_cfg_read(&par.ram_bytes, sizeof(par.ram_bytes));
-    outw(FW_CFG_SELECT, FW_CFG_NB_CPUS);
+    fw_cfg_select(FW_CFG_NB_CPUS);
     fw_cfg_read(&par.cpus, sizeof(uint16_t));
     if (par.cpus > MAX_CPUS) {
         die("too many processors");

@@ -12,7 +12,6 @@
 #include "touch.h"
 
 #define REPORTED    8
-#define MAX_RAM     0x80000000ull   /* q35 and pc: all of it below 4 GiB */
 #define BLOCK       0x200000ull
 
 uint64_t first_page, pages;
@@ -25,8 +24,7 @@ struct region {
 };
 extern const uint64_t text_start[], text_end[];
 static struct region constant[] = {
-    { "rom", (void *)0xffff0000, (void *)0x100000000 },
-    { "rom below 1 MiB", (void *)0xf0000, (void *)0x100000 },
+    CONSTANT_REGIONS
     { "code", text_start, text_end },
 };
 
@@ -67,10 +65,11 @@ static uint64_t word_step(uint64_t page)
 void memory_layout(void)
 {
     extern char image_end[];
-    uint64_t end = par.ram_bytes < MAX_RAM ? par.ram_bytes : MAX_RAM;
-    uint64_t at = (uintptr_t)image_end, most = end >> PAGE_SHIFT, room;
+    uint64_t ram = par.ram_bytes < RAM_MOST ? par.ram_bytes : RAM_MOST;
+    uint64_t at = (uintptr_t)image_end, end = RAM_START + ram;
+    uint64_t most = ram >> PAGE_SHIFT, room;
 
-    if (par.mem_mb && par.mem_mb < end >> 20) {
+    if (par.mem_mb && par.mem_mb < ram >> 20) {
         most = (uint64_t)par.mem_mb << (20 - PAGE_SHIFT);
     }
     touched = (void *)at;
@@ -122,25 +121,25 @@ void touch(uint64_t page)
     book(page);
 }
 
-static uint32_t bucket(uint64_t ticks)
+static uint32_t bucket(uint64_t n)
 {
-    int log = ticks < 8 ? 3 : 63 - __builtin_clzll(ticks);
+    int log = n < 8 ? 3 : 63 - __builtin_clzll(n);
 
-    return (log - 3) * 8 + (ticks >> (log - 3));
+    return (log - 3) * 8 + (n >> (log - 3));
 }
 
 void touch_and_count(uint64_t page, uint32_t *times_of_cpu)
 {
-    uint64_t start = tsc();
+    uint64_t start = ticks();
 
     touch(page);
-    times_of_cpu[bucket(tsc() - start)]++;
+    times_of_cpu[bucket(ticks() - start)]++;
 }
 
 uint64_t timed_touch(uint64_t page, bool read_first, bool by_smi)
 {
     volatile uint64_t *w = words(page);
-    uint64_t start = tsc(), end;
+    uint64_t start = ticks(), end;
 
     if (read_first) {
         (void)*w;
@@ -150,7 +149,7 @@ uint64_t timed_touch(uint64_t page, bool read_first, bool by_smi)
     } else {
         __atomic_add_fetch(w, 1, __ATOMIC_SEQ_CST);
     }
-    end = tsc();
+    end = ticks();
     book(page);
     return end - start;
 }

@@ -1,144 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Processors: start them, let them meet, raise an SMI; and the TSC's rate. */
+/* How processors meet. */
 #include "touch.h"
 
-#define LAPIC_ID        0x20
-#define LAPIC_SVR       0xf0
-#define LAPIC_ICR_LOW   0x300
-#define LAPIC_ICR_HIGH  0x310
-#define ICR_SMI         0x00004200
-#define ICR_INIT_OTHERS 0x000c4500
-#define ICR_SIPI_OTHERS 0x000c4600
-
-#define ICR_WAKE_OTHERS (0x000c4000 | WAKE_VECTOR)
-#define EXCEPTIONS      32
-#define WAKE_VECTOR     32
-
-extern volatile uint32_t smi_target;
-extern const char wake_interrupt[];
-
-static struct gate {
-    uint16_t offset_low, selector, flags, offset_mid;
-    uint32_t offset_high, reserved;
-} idt[WAKE_VECTOR + 1];
-
-static uint64_t tsc_khz;
-
-static uint32_t lapic_read(uint32_t reg)
+/* For the first one: all others come, too. */
+void wait_for_started(uint64_t khz)
 {
-    return *(volatile uint32_t *)(uintptr_t)(LAPIC + reg);
-}
+    uint64_t start = ticks();
 
-static void lapic_write(uint32_t reg, uint32_t value)
-{
-    *(volatile uint32_t *)(uintptr_t)(LAPIC + reg) = value;
-}
-
-static void exception(void)
-{
-    die("exception in the guest");
-}
-
-/* Called by every processor. Interrupts are off outside of barrier(). */
-void set_up_interrupts(void)
-{
-    struct { uint16_t limit; uint64_t base; } __attribute__((packed)) ptr = {
-        sizeof(idt) - 1, (uintptr_t)idt,
-    };
-
-    for (int i = 0; i <= WAKE_VECTOR; i++) {
-        uintptr_t handler = i < EXCEPTIONS ? (uintptr_t)exception
-                                           : (uintptr_t)wake_interrupt;
-        idt[i] = (struct gate) {
-            .offset_low = handler, .offset_mid = handler >> 16,
-            .selector = 8, .flags = 0x8e00,     /* interrupt gate */
-        };
-    }
-    asm volatile("lidt %0" : : "m"(ptr));
-    lapic_write(LAPIC_SVR, 0x1ff);              /* on */
-}
-
-/*
- * Times 20 ms of the interval timer (1193182 Hz, channel 2), three times.
- * Whatever disturbs it makes it longer, so that the shortest is right.
- */
-uint64_t measure_tsc_khz(void)
-{
-    const uint32_t count = 23864;
-    uint64_t best = ~0ull;
-
-    for (int i = 0; i < 3; i++) {
-        uint64_t start, ticks;
-
-        outb(0x61, (inb(0x61) & ~2) | 1);
-        outb(0x43, 0xb0);
-        outb(0x42, count & 0xff);
-        start = tsc();
-        outb(0x42, count >> 8);
-        while (!(inb(0x61) & 0x20)) {
-        }
-        ticks = tsc() - start;
-        if (ticks < best) {
-            best = ticks;
-        }
-    }
-    tsc_khz = best / 20;
-    return tsc_khz;
-}
-
-/*
- * Makes KVM forget its mappings of guest memory. It does so when a memory slot
- * goes, and slots come and go when the chipset is told to read the BIOS
- * segment (0xf0000) from RAM and then from the ROM again.
- */
-void drop_mappings(void)
-{
-    const uint32_t bridge = 0x80000000;     /* PCI 00:00.0 */
-    uint32_t reg = 0;                       /* of the segment's attributes */
-    uint8_t old;
-
-    outl(0xcf8, bridge);
-    switch (inl(0xcfc)) {
-    case 0x12378086:                        /* pc */
-        reg = 0x59;
-        break;
-    case 0x29c08086:                        /* q35 */
-        reg = 0x90;
-        break;
-    default:
-        die("unknown chipset");
-    }
-    outl(0xcf8, bridge | (reg & ~3));
-    old = inb(0xcfc + (reg & 3));
-    outb(0xcfc + (reg & 3), old ^ 0x10);
-    outb(0xcfc + (reg & 3), old);
-}
-
-static void delay_ms(uint64_t ms)
-{
-    uint64_t start = tsc();
-
-    while (tsc() - start < ms * tsc_khz) {
-        pause();
-    }
-}
-
-void start_cpus(void)
-{
-    uint64_t start;
-
-    __atomic_store_n(&cpus_started, 1, __ATOMIC_SEQ_CST);
-    if (par.cpus == 1) {
-        return;
-    }
-    lapic_write(LAPIC_ICR_HIGH, 0);
-    lapic_write(LAPIC_ICR_LOW, ICR_INIT_OTHERS);
-    delay_ms(10);
-    lapic_write(LAPIC_ICR_LOW, ICR_SIPI_OTHERS | AP_ADDR >> 12);
-
-    start = tsc();
     while (__atomic_load_n(&cpus_started, __ATOMIC_SEQ_CST) < par.cpus) {
-        if (tsc() - start > 20000 * tsc_khz) {
+        if (ticks() - start > 20000 * khz) {
             die("not all processors started");
         }
         pause();
@@ -146,7 +16,7 @@ void start_cpus(void)
 }
 
 /*
- * Returns when all processors have called it. They wait in hlt: in the lab
+ * Returns when all processors have called it. They sleep: in the lab
  * there are fewer real processors, and who spins delays those that work.
  */
 void barrier(void)
@@ -157,26 +27,10 @@ void barrier(void)
     if (__atomic_add_fetch(&arrived, 1, __ATOMIC_SEQ_CST) == par.cpus) {
         __atomic_store_n(&arrived, 0, __ATOMIC_SEQ_CST);
         __atomic_store_n(&generation, mine + 1, __ATOMIC_SEQ_CST);
-        lapic_write(LAPIC_ICR_LOW, ICR_WAKE_OTHERS);
+        wake_others();
         return;
     }
     while (__atomic_load_n(&generation, __ATOMIC_SEQ_CST) == mine) {
-        asm volatile("sti; hlt; cli" : : : "memory");
-    }
-}
-
-/* Lets this processor's SMI handler add one to the word. */
-void smi_increment(volatile uint64_t *word)
-{
-    uint64_t start = tsc();
-
-    smi_target = (uintptr_t)word;
-    lapic_write(LAPIC_ICR_HIGH, lapic_read(LAPIC_ID));
-    lapic_write(LAPIC_ICR_LOW, ICR_SMI);
-    while (smi_target) {
-        if (tsc() - start > 20000 * tsc_khz) {
-            die("the SMI did not come: is smm=on?");
-        }
-        pause();
+        wait_for_wake();
     }
 }

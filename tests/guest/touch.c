@@ -87,7 +87,7 @@ static void load(uint32_t cpu)
         for (uint64_t i = 0; i < pages_of_cpu(cpu); i++) {
             uint64_t page = page_of_step(cpu, i, par.seed + pass, &together);
 
-            if (i % look_every == 0 && on_destination()
+            if (i % look_every == 0 && side() != SIDE_SOURCE
                 && !__atomic_exchange_n(&moved, true, __ATOMIC_SEQ_CST)) {
                 print("{\"event\": \"moved\", \"cpu\": %u, \"pass\": %u}\n",
                       (uint64_t)cpu, pass);
@@ -116,14 +116,15 @@ static void measure(uint32_t cpu, int pass)
 
     for (uint64_t i = 0; i < pages_of_cpu(cpu); i++) {
         uint64_t page = page_of_step(cpu, i, ~par.seed, &together);
-        uint64_t ticks;
+        uint64_t took;
 
         sample[i] = 0;          /* not to fault for it while others wait */
         if (together && pass == 0) {
             barrier();
         }
-        ticks = timed_touch(page, par.pattern == ZEROWRITE, by_smi);
-        sample[i] = ticks < UINT32_MAX ? ticks : UINT32_MAX;    }
+        took = timed_touch(page, par.pattern == ZEROWRITE, by_smi);
+        sample[i] = took < UINT32_MAX ? took : UINT32_MAX;
+    }
 }
 
 static void report(void)
@@ -143,7 +144,7 @@ _Noreturn void cpu_main(uint32_t cpu)
 {
     set_up_interrupts();
     if (cpu == 0) {
-        uint64_t khz = measure_tsc_khz();
+        uint64_t khz = measure_khz();
 
         read_parameters();
         memory_layout();
@@ -186,7 +187,5 @@ _Noreturn void cpu_main(uint32_t cpu)
     if (cpu == 0) {
         report();
     }
-    for (;;) {
-        asm volatile("cli; hlt");
-    }
+    halt();
 }

@@ -12,6 +12,8 @@
 #define AP_ADDR     0x8000
 #define SMI_ADDR    0x38000
 #define LOAD_ADDR   0x100000
+#define RAM_START   0
+#define RAM_MOST    0x80000000      /* q35 and pc: all of it below 4 GiB */
 #define LAPIC       0xfee00000
 #define STACK_SIZE  4096
 #define MAX_CPUS    64

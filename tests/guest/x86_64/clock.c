@@ -54,15 +54,15 @@ static struct reading read_clocks(const struct pvclock *pv)
     uint32_t version;
 
     do {
-        uint64_t ticks;
+        uint64_t passed;
 
         version = pv->version;
         asm volatile("" : : : "memory");
-        r.tsc = tsc();
-        ticks = r.tsc - pv->tsc_timestamp;
-        ticks = pv->shift < 0 ? ticks >> -pv->shift : ticks << pv->shift;
+        r.tsc = ticks();
+        passed = r.tsc - pv->tsc_timestamp;
+        passed = pv->shift < 0 ? passed >> -pv->shift : passed << pv->shift;
         r.clock = pv->system_time
-                  + (uint64_t)((unsigned __int128)ticks * pv->mul >> 32);
+                  + (uint64_t)((unsigned __int128)passed * pv->mul >> 32);
         asm volatile("" : : : "memory");
     } while (version & 1 || version != pv->version);
     return r;
@@ -85,7 +85,7 @@ static void keep_most(uint64_t *most, uint64_t value)
 /* Let a timer of the local APIC expire in so many milliseconds. */
 static uint64_t set_deadline(uint64_t khz)
 {
-    uint64_t deadline = tsc() + par.deadline_ms * khz;
+    uint64_t deadline = ticks() + par.deadline_ms * khz;
 
     *(volatile uint32_t *)(uintptr_t)(LAPIC + LAPIC_LVT_TIMER)
         = LVT_TSC_DEADLINE | VECTOR;
@@ -100,7 +100,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     static bool busy;                   /* protects them */
     static uint64_t khz;
     struct pvclock *pv = &pv_pages[cpu];
-    uint8_t here = inb(0xe9);
+    uint8_t here = side();
     uint32_t reported = ~0u;            /* moves */
     uint64_t report_tsc = 0;
     uint64_t deadline = 0;
@@ -111,7 +111,7 @@ _Noreturn void cpu_main(uint32_t cpu)
 
     set_up_interrupts();
     if (cpu == 0) {
-        khz = measure_tsc_khz();
+        khz = measure_khz();
         read_parameters();
         start_cpus();
     }
@@ -174,13 +174,13 @@ _Noreturn void cpu_main(uint32_t cpu)
             }
             print("{\"event\": \"ready\"}\n");
         }
-        if (inb(0xe9) != here) {
-            here = inb(0xe9);
+        if (side() != here) {
+            here = side();
             __atomic_store_n(&moves, moves + 1, __ATOMIC_SEQ_CST);
         }
         if (deadline && !rdmsr(MSR_TSC_DEADLINE)) {
             print("{\"event\": \"deadline\", \"deadline\": %u, \"tsc\": %u, "
-                  "\"khz\": %u}\n", deadline, tsc(), khz);
+                  "\"khz\": %u}\n", deadline, ticks(), khz);
             deadline = 0;
         }
     }

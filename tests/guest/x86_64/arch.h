@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#ifndef ARCH_H
+#define ARCH_H
+
+#include <stdint.h>
+
+/* What never changes, for the check of memory */
+#define CONSTANT_REGIONS \
+    { "rom", (void *)0xffff0000, (void *)0x100000000 }, \
+    { "rom below 1 MiB", (void *)0xf0000, (void *)0x100000 },
+
+static inline void outb(uint16_t port, uint8_t value)
+{
+    asm volatile("outb %0, %1" : : "a"(value), "Nd"(port));
+}
+
+static inline uint8_t inb(uint16_t port)
+{
+    uint8_t value;
+    asm volatile("inb %1, %0" : "=a"(value) : "Nd"(port));
+    return value;
+}
+
+static inline void outw(uint16_t port, uint16_t value)
+{
+    asm volatile("outw %0, %1" : : "a"(value), "Nd"(port));
+}
+
+static inline void outl(uint16_t port, uint32_t value)
+{
+    asm volatile("outl %0, %1" : : "a"(value), "Nd"(port));
+}
+
+static inline uint32_t inl(uint16_t port)
+{
+    uint32_t value;
+    asm volatile("inl %1, %0" : "=a"(value) : "Nd"(port));
+    return value;
+}
+
+static inline void pause(void)
+{
+    asm volatile("pause" : : : "memory");
+}
+
+/* Reads the counter after all earlier loads and stores took effect. */
+static inline uint64_t ticks(void)
+{
+    uint32_t lo, hi;
+    asm volatile("mfence; lfence; rdtsc; lfence"
+                 : "=a"(lo), "=d"(hi) : : "memory");
+    return (uint64_t)hi << 32 | lo;
+}
+
+static inline _Noreturn void halt(void)
+{
+    for (;;) {
+        asm volatile("cli; hlt");
+    }
+}
+
+#endif
