@@ -2,29 +2,41 @@
 """The guest payload for tests and the demo: QEMU's command line, and the guest's report.
 
 The guest fills memory, then touches it without end. After a migration it knows by the debug
-console's readback value that it is on the destination; there it times one touch of each page
-(pass 1), once more with all memory present but not mapped by KVM (pass 2: a fault that has to
-wait for nobody), checks every word, and reports on the debug console. tests/guest/memory.c tells what a page holds, touch.c in which order it goes.
+console's readback value, on arm64 by a file of fw_cfg, that it is on the destination; there it
+times one touch of each page (pass 1), once more with all memory present but not mapped by KVM
+(pass 2: a fault that has to wait for nobody; on arm64, where a guest cannot make KVM forget
+mappings, no fault), checks every word, and reports on the console. tests/guest/memory.c tells
+what a page holds, touch.c in which order it goes.
 """
 import json
 from array import array
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAYLOAD = "build/guest/touch.bin"  # of the checkout, and of /lab in the lab
-
 READBACK = {"source": 0xE9, "destination": 0xD5}
+PAYLOADS = {"x86_64": "build/guest", "aarch64": "build/guest-aarch64"}
+MACHINE = {"x86_64": "pc", "aarch64": "virt,gic-version=3"}
 
 
-def arguments(side, log, cpus=4, memory_mb=128, machine="pc", payload=ROOT / PAYLOAD, **parameters):
+def payload(name="touch", arch="x86_64"):
+    """Path of a payload in the checkout, and in /lab in the lab."""
+    return f"{PAYLOADS[arch]}/{name}.bin"
+
+
+PAYLOAD = payload()
+
+
+def arguments(side, log, cpus=4, memory_mb=128, machine=None, payload=None, arch="x86_64",
+              **parameters):
     """QEMU's arguments, without accelerator and monitor.
 
-    side: "source" or "destination"; log: file for the guest's report. Parameters, of which
-    both sides must have the same, for touch.bin:
+    side: "source" or "destination"; log: file for the guest's report; payload: by default the
+    checkout's touch.bin. Parameters, of which both sides must have the same, for touch.bin:
       pattern  disjoint: each processor has its part of memory; shared: all processors touch
                all pages, together; samehuge: they touch different pages of the same 2 MiB;
                zerowrite: disjoint, and read before they write (use with zero=100);
                smm: disjoint, and processor 0 touches by an SMI handler
+               (x86 only)
       mem      MiB under test (all that is free)
       zero     per cent of pages that hold zeros until the guest has moved (12)
       seed     of contents and order (0)
@@ -34,13 +46,18 @@ def arguments(side, log, cpus=4, memory_mb=128, machine="pc", payload=ROOT / PAY
       adjust   processor 1 writes that to its IA32_TSC_ADJUST
       deadline ms until a timer of the LAPIC expires (0: none)
     """
+    if arch == "aarch64":
+        parameters = {"ram": memory_mb} | parameters    # no other way tells it
+        console = ("-serial", "chardev:report", "-fw_cfg", f"name=opt/side,string={side[0]}")
+    else:
+        console = ("-device", f"isa-debugcon,iobase=0xe9,readback={READBACK[side]:#x},chardev=report")
     text = " ".join(f"{key}={value}" for key, value in parameters.items())
     return [
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", machine, "-smp", str(cpus), "-m", str(memory_mb), "-bios", str(payload)),
+        *("-machine", machine or MACHINE[arch], "-smp", str(cpus), "-m", str(memory_mb)),
+        *("-bios", str(payload or ROOT / PAYLOADS[arch] / "touch.bin")),
         *("-fw_cfg", f"name=opt/touch,string={text}") * bool(text),
-        *("-chardev", f"file,id=report,path={log}"),
-        *("-device", f"isa-debugcon,iobase=0xe9,readback={READBACK[side]:#x},chardev=report"),
+        *("-chardev", f"file,id=report,path={log}"), *console,
     ]
 
 

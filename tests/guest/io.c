@@ -155,6 +155,8 @@ static void set_parameter(const char *key, const char *value)
         die("unknown pattern");
     } else if (equal(key, "seed")) {
         par.seed = number(value);
+    } else if (equal(key, "ram")) {
+        par.ram_bytes = number(value) << 20;
     } else if (equal(key, "mem")) {
         par.mem_mb = number(value);
     } else if (equal(key, "zero")) {
@@ -177,7 +179,7 @@ void read_parameters(void)
 {
     char text[256], *s = text;
 
-    fw_cfg_select(FW_CFG_RAM_SIZE);
+    fw_cfg_select(FW_CFG_RAM_SIZE);     /* zeros on a machine without it */
     fw_cfg_read(&par.ram_bytes, sizeof(par.ram_bytes));
     fw_cfg_select(FW_CFG_NB_CPUS);
     fw_cfg_read(&par.cpus, sizeof(uint16_t));

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The guest payload under the fork's TCG: it boots, its check passes, and its check can fail."""
+"""The guest payload under TCG: it boots, its check passes, and its check can fail."""
 import contextlib
 import socket
 import subprocess
@@ -10,20 +10,23 @@ from qemu.qmp.legacy import QEMUMonitorProtocol
 
 import guest
 
-QEMU = guest.ROOT / "build/fork/qemu-system-x86_64"
+# The fork for arm64 hosts has no TCG.
+QEMU = {"x86_64": guest.ROOT / "build/fork/qemu-system-x86_64", "aarch64": "qemu-system-aarch64"}
+ARCHS = pytest.mark.parametrize("arch", QEMU)
 OPTIONS = {"cpus": 4, "memory_mb": 32, "seed": 7}
 
 
 class Qemu:
     """A QEMU on this host with the payload in it, and monitors at sockets."""
 
-    def __init__(self, tmp_path, side, extra=(), **options):
+    def __init__(self, tmp_path, side, extra=(), arch="x86_64", **options):
         self.log = tmp_path / f"{side}.log"
         self.qtest_path = tmp_path / f"{side}.qtest"
         self.gdb_path = tmp_path / f"{side}.gdb"
         self.qmp = QEMUMonitorProtocol(str(tmp_path / f"{side}.qmp"), server=True)
         self.process = subprocess.Popen([
-            QEMU, "-accel", "tcg", "-cpu", "max", *guest.arguments(side, self.log, **options),
+            QEMU[arch], "-accel", "tcg", "-cpu", "max",
+            *guest.arguments(side, self.log, arch=arch, **options),
             "-qmp", f"unix:{tmp_path / f'{side}.qmp'}",
             "-qtest", f"unix:{self.qtest_path},server=on,wait=off",
             "-gdb", f"unix:{self.gdb_path},server=on,wait=off", *extra])
@@ -79,10 +82,11 @@ def start(tmp_path):
         qemu.quit()
 
 
-@pytest.mark.parametrize("machine", ["pc", "q35"])
+@pytest.mark.parametrize("arch, machine", [
+    ("x86_64", "pc"), ("x86_64", "q35"), ("aarch64", "virt,gic-version=3")])
 @pytest.mark.parametrize("cpus", [1, 4])
-def test_boots_and_checks_its_memory(start, machine, cpus):
-    qemu = start("source", machine=machine, **OPTIONS | {"cpus": cpus}, passes=2)
+def test_boots_and_checks_its_memory(start, arch, machine, cpus):
+    qemu = start("source", arch=arch, machine=machine, **OPTIONS | {"cpus": cpus}, passes=2)
     end = qemu.until_event("end")
     report = qemu.report()
     boot = report.first("boot")
@@ -95,9 +99,11 @@ def test_boots_and_checks_its_memory(start, machine, cpus):
     assert report.first("moved") is None
 
 
-@pytest.mark.parametrize("pattern", ["disjoint", "shared", "samehuge", "zerowrite", "smm"])
-def test_patterns(start, pattern):
-    qemu = start("destination", **OPTIONS, pattern=pattern)
+@pytest.mark.parametrize("arch, pattern", [
+    *((arch, pattern) for arch in QEMU for pattern in ("disjoint", "shared", "samehuge", "zerowrite")),
+    ("x86_64", "smm")])
+def test_patterns(start, arch, pattern):
+    qemu = start("destination", arch=arch, **OPTIONS, pattern=pattern)
     end = qemu.until_event("end")
     report = qemu.report()
     assert report.first("moved") and report.intact
@@ -106,14 +112,16 @@ def test_patterns(start, pattern):
     assert sum(s["count"] for s in report.all("samples")) == end["checked_pages"] * touchers
 
 
-def test_more_processors_than_the_host_has(start):
-    qemu = start("destination", **OPTIONS | {"cpus": 16}, pattern="shared", mem=8)
+@ARCHS
+def test_more_processors_than_the_host_has(start, arch):
+    qemu = start("destination", arch=arch, **OPTIONS | {"cpus": 18}, pattern="shared", mem=8)
     qemu.until_event("end")
     assert qemu.report().intact
 
 
-def test_samples_are_latencies(start, tmp_path):
-    qemu = start("destination", **OPTIONS)
+@ARCHS
+def test_samples_are_latencies(start, tmp_path, arch):
+    qemu = start("destination", arch=arch, **OPTIONS)
     qemu.until_event("end")
     report = qemu.report()
     address, size = report.sample_span()
@@ -127,23 +135,24 @@ def test_samples_are_latencies(start, tmp_path):
         assert 0 < sorted(touches)[len(touches) // 2] < 1000
 
 
+@ARCHS
 @pytest.mark.parametrize("parameters, message", [
     ({"pattern": "none"}, "unknown pattern"),
     ({"speed": 1}, "unknown parameter"),
     ({"mem": "much"}, "parameter is not a decimal number"),
     ({"mem": 4096}, "not enough memory for this test"),
 ])
-def test_refuses_wrong_parameters(start, parameters, message):
-    qemu = start("destination", **OPTIONS, **parameters)
+def test_refuses_wrong_parameters(start, arch, parameters, message):
+    qemu = start("destination", arch=arch, **OPTIONS, **parameters)
     assert qemu.until_event("error")["message"] == message
     assert not qemu.report().intact
 
 
-def moved(start, tmp_path, meddle):
+def moved(start, tmp_path, arch, meddle):
     """Migrate a stopped guest, meddle(source, boot event) before that; the last report."""
     uri = f"unix:{tmp_path}/migration.sock"
-    source = start("source", **OPTIONS)
-    destination = start("destination", extra=("-incoming", uri), **OPTIONS)
+    source = start("source", arch=arch, **OPTIONS)
+    destination = start("destination", extra=("-incoming", uri), arch=arch, **OPTIONS)
     source.until_event("ready")
     source.qmp.cmd("stop")
     meddle(source, source.report().first("boot"))
@@ -156,12 +165,14 @@ def moved(start, tmp_path, meddle):
     return destination.report()
 
 
-def test_finds_nothing_after_an_honest_migration(start, tmp_path):
-    assert moved(start, tmp_path, lambda source, boot: None).intact
+@ARCHS
+def test_finds_nothing_after_an_honest_migration(start, tmp_path, arch):
+    assert moved(start, tmp_path, arch, lambda source, boot: None).intact
 
 
+@ARCHS
 @pytest.mark.parametrize("offset", [0, 8, 2048, 4088])
-def test_finds_one_wrong_word(start, tmp_path, offset):
+def test_finds_one_wrong_word(start, tmp_path, arch, offset):
     found = {}
 
     def corrupt(source, boot):
@@ -175,7 +186,7 @@ def test_finds_one_wrong_word(start, tmp_path, offset):
         found["wrong"] = word ^ 1 << 17
         source.qtest(f"writeq {found['address']:#x} {found['wrong']:#x}")
 
-    report = moved(start, tmp_path, corrupt)
+    report = moved(start, tmp_path, arch, corrupt)
     assert not report.intact
     assert report.first("end")["bad_pages"] == 1
     bad, = report.all("bad")
@@ -185,7 +196,8 @@ def test_finds_one_wrong_word(start, tmp_path, offset):
     assert abs(difference) == 1 << 17
 
 
-def test_finds_a_wrong_zero_page(start, tmp_path):
+@ARCHS
+def test_finds_a_wrong_zero_page(start, tmp_path, arch):
     def corrupt(source, boot):
         for page in range(boot["test_pages"]):
             address = boot["test_address"] + page * 4096
@@ -194,16 +206,19 @@ def test_finds_a_wrong_zero_page(start, tmp_path):
                 return
         assert False, "no page is zero"
 
-    report = moved(start, tmp_path, corrupt)
+    report = moved(start, tmp_path, arch, corrupt)
     bad, = report.all("bad")
     assert (bad["found"], bad["expected"]) == ("0x1", "0x0")
 
 
-def test_finds_a_wrong_rom(start, tmp_path):
-    """A byte of the ROM, which the guest sees at the end of 4 GiB and at the end of 1 MiB."""
-    def corrupt(source, boot):
-        source.gdb("Mffffff00,1:ff")
+@ARCHS
+def test_finds_a_wrong_rom(start, tmp_path, arch):
+    """A byte of the ROM, which a PC sees at the end of 4 GiB and at the end of 1 MiB."""
+    address, regions = {"x86_64": (0xffffff00, ["rom", "rom below 1 MiB"]), "aarch64": (0xff00, ["rom"])}[arch]
 
-    report = moved(start, tmp_path, corrupt)
+    def corrupt(source, boot):
+        source.gdb(f"M{address:x},1:ff")
+
+    report = moved(start, tmp_path, arch, corrupt)
     assert not report.intact
-    assert [b["region"] for b in report.all("bad")] == ["rom", "rom below 1 MiB"]
+    assert [b["region"] for b in report.all("bad")] == regions

@@ -12,7 +12,6 @@
 #define PAGE_SHIFT  12
 /* Of touches by their ticks: eight for each power of two */
 #define BUCKETS     512
-#define SIDE_SOURCE 0xe9            /* any other value: the destination */
 
 enum pattern { DISJOINT, SHARED, SAMEHUGE, ZEROWRITE, SMM, PATTERNS };
 

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#define SIDE_SOURCE 0xe9    /* of side(); any other value: the destination */
+
 /* What never changes, for the check of memory */
 #define CONSTANT_REGIONS \
     { "rom", (void *)0xffff0000, (void *)0x100000000 }, \

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#ifndef ARCH_H
+#define ARCH_H
+
+#include <stdint.h>
+
+#define SIDE_SOURCE 's'     /* of side(); any other value: the destination */
+
+/* What never changes, for the check of memory; not what lies at address 0 */
+#define CONSTANT_REGIONS \
+    { "rom", (void *)0x1000, (void *)ROM_SIZE },
+
+#define TEXT_(name) #name
+#define TEXT(name) TEXT_(name)
+
+#define read_sysreg(name) ({ \
+    uint64_t value_; \
+    asm volatile("mrs %0, " TEXT(name) : "=r"(value_) : : "memory"); \
+    value_; \
+})
+
+#define write_sysreg(name, value) \
+    asm volatile("msr " TEXT(name) ", %x0" \
+                 : : "rZ"((uint64_t)(value)) : "memory")
+
+static inline void isb(void)
+{
+    asm volatile("isb" : : : "memory");
+}
+
+static inline void pause(void)
+{
+    asm volatile("yield" : : : "memory");
+}
+
+/* Reads the counter after all earlier loads and stores took effect. */
+static inline uint64_t ticks(void)
+{
+    uint64_t now;
+
+    asm volatile("dsb ish; isb; mrs %0, cntvct_el0; isb"
+                 : "=r"(now) : : "memory");
+    return now;
+}
+
+static inline _Noreturn void halt(void)
+{
+    for (;;) {
+        asm volatile("wfi");
+    }
+}
+
+/* machine.c: called at an interrupt of a timer, if it is set */
+#define VIRTUAL_TIMER   27
+#define PHYSICAL_TIMER  30
+extern void (*timer_expired)(uint32_t interrupt);
+void take_interrupts(void);
+
+#endif

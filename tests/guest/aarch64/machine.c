@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* Of QEMU's machine virt: its processors, GICv3, PL011 and fw_cfg. */
+#include "touch.h"
+
+#define PSCI_CPU_ON     0xc4000003
+#define SIDE_FILE       "opt/side"
+
+#define GICD_CTLR       0x0
+#define GICD_ENABLE     0x12            /* affinity routing, group 1 */
+#define GICR_SIZE       0x20000         /* of one processor */
+#define GICR_WAKER      0x14
+#define WAKER_SLEEP     0x2
+#define WAKER_ASLEEP    0x4
+#define GICR_IGROUPR0   0x10080
+#define GICR_ISENABLER0 0x10100
+#define ICC_PMR         s3_0_c4_c6_0
+#define ICC_SGI1R       s3_0_c12_c11_5
+#define ICC_IAR1        s3_0_c12_c12_0
+#define ICC_EOIR1       s3_0_c12_c12_1
+#define ICC_SRE         s3_0_c12_c12_5
+#define ICC_IGRPEN1     s3_0_c12_c12_7
+#define SGI_OTHERS      (1ull << 40)    /* interrupt 0 */
+
+#define UART_DR         0x0
+#define UART_CR         0x30
+#define UART_ON         0x101           /* the transmitter alone */
+
+#define FW_CFG_DATA     0x0
+#define FW_CFG_SELECT   0x8
+
+void (*timer_expired)(uint32_t interrupt);
+
+/*
+ * KVM wants accesses to devices to be plain instructions: not those with which
+ * a compiler advances a pointer.
+ */
+static uint32_t read32(uintptr_t address)
+{
+    uint32_t value;
+
+    asm volatile("ldr %w0, [%1]" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+static void write32(uintptr_t address, uint32_t value)
+{
+    asm volatile("str %w0, [%1]" : : "rZ"(value), "r"(address) : "memory");
+}
+
+static void write16(uintptr_t address, uint16_t value)
+{
+    asm volatile("strh %w0, [%1]" : : "rZ"(value), "r"(address) : "memory");
+}
+
+static uint8_t read8(uintptr_t address)
+{
+    uint8_t value;
+
+    asm volatile("ldrb %w0, [%1]" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+/* QEMU numbers processors by clusters of 16. */
+static uint64_t affinity(uint32_t cpu)
+{
+    return (cpu / 16) << 8 | cpu % 16;
+}
+
+static uint32_t this_cpu(void)
+{
+    uint64_t mpidr = read_sysreg(mpidr_el1);
+
+    return (mpidr >> 8 & 0xff) * 16 + (mpidr & 0xff);
+}
+
+_Noreturn void exception(void)
+{
+    print("{\"event\": \"exception\", \"esr\": \"%x\", \"elr\": \"%x\", \"far\": \"%x\"}\n",
+          read_sysreg(esr_el1), read_sysreg(elr_el1), read_sysreg(far_el1));
+    die("exception in the guest");
+}
+
+/* From boot.S */
+void interrupt(void)
+{
+    uint32_t number = read_sysreg(ICC_IAR1);
+
+    if (timer_expired && (number == VIRTUAL_TIMER || number == PHYSICAL_TIMER)) {
+        timer_expired(number);
+    }
+    if (number < 1020) {                /* one of them, and not none */
+        write_sysreg(ICC_EOIR1, number);
+        isb();
+    }
+}
+
+/* Called by every processor. Interrupts are off outside of take_interrupts(). */
+void set_up_interrupts(void)
+{
+    uint32_t cpu = this_cpu();
+    uintptr_t gicr = GICR + cpu * GICR_SIZE;
+
+    if (cpu == 0) {
+        write32(UART + UART_CR, UART_ON);
+        write32(GICD + GICD_CTLR, GICD_ENABLE);
+    }
+    write32(gicr + GICR_WAKER, read32(gicr + GICR_WAKER) & ~WAKER_SLEEP);
+    while (read32(gicr + GICR_WAKER) & WAKER_ASLEEP) {
+    }
+    write32(gicr + GICR_IGROUPR0, ~0);
+    write32(gicr + GICR_ISENABLER0, 1 | 1u << VIRTUAL_TIMER | 1u << PHYSICAL_TIMER);
+    write_sysreg(ICC_SRE, 7);
+    isb();
+    write_sysreg(ICC_PMR, 0xff);
+    write_sysreg(ICC_IGRPEN1, 1);
+    isb();
+}
+
+void take_interrupts(void)
+{
+    asm volatile("msr daifclr, #2; isb; msr daifset, #2" : : : "memory");
+}
+
+void wake_others(void)
+{
+    asm volatile("dsb ish" : : : "memory");
+    write_sysreg(ICC_SGI1R, SGI_OTHERS);
+    isb();
+}
+
+/* The wait ends with an interrupt that is pending, too. */
+void wait_for_wake(void)
+{
+    asm volatile("dsb ish; wfi" : : : "memory");
+    take_interrupts();
+}
+
+static int64_t turn_on(uint32_t cpu)
+{
+    register uint64_t x0 asm("x0") = PSCI_CPU_ON;
+    register uint64_t x1 asm("x1") = affinity(cpu);
+    register uint64_t x2 asm("x2") = 0;         /* the ROM */
+    register uint64_t x3 asm("x3") = cpu;
+
+    asm volatile("hvc #0" : "+r"(x0), "+r"(x1), "+r"(x2), "+r"(x3)
+                 : : "memory", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11",
+                 "x12", "x13", "x14", "x15", "x16", "x17");
+    return x0;
+}
+
+void start_cpus(void)
+{
+    for (uint32_t cpu = 1; cpu < par.cpus; cpu++) {
+        if (turn_on(cpu)) {
+            die("PSCI refuses to turn on a processor");
+        }
+    }
+    wait_for_started(measure_khz());
+}
+
+uint64_t measure_khz(void)
+{
+    return read_sysreg(cntfrq_el0) / 1000;
+}
+
+/* Nothing that a guest of this machine does makes KVM forget mappings of RAM. */
+void drop_mappings(void)
+{
+}
+
+void smi_increment(volatile uint64_t *word)
+{
+    (void)word;
+    die("this processor has no SMM");
+}
+
+/* What QEMU was given for this; while one processor asks, others get the last answer. */
+uint8_t side(void)
+{
+    static uint16_t key;
+    static uint8_t last;
+    static bool busy;       /* protects key, and the device's state */
+
+    if (!__atomic_exchange_n(&busy, true, __ATOMIC_ACQUIRE)) {
+        uint32_t size;
+
+        if (!key) {
+            key = fw_cfg_file(SIDE_FILE, &size);
+        }
+        fw_cfg_select(key);
+        fw_cfg_read(&last, 1);
+        __atomic_store_n(&busy, false, __ATOMIC_RELEASE);
+    }
+    return __atomic_load_n(&last, __ATOMIC_SEQ_CST);
+}
+
+void write_console(const char *s, size_t size)
+{
+    while (size--) {
+        write32(UART + UART_DR, (uint8_t)*s++);
+    }
+}
+
+void fw_cfg_select(uint16_t key)
+{
+    write16(FW_CFG + FW_CFG_SELECT, __builtin_bswap16(key));
+}
+
+void fw_cfg_read(void *buffer, size_t size)
+{
+    for (uint8_t *to = buffer; size--; to++) {
+        *to = read8(FW_CFG + FW_CFG_DATA);
+    }
+}
