@@ -7,7 +7,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "lab"))
 
-from lab import Lab  # noqa: E402
+from initramfs import below  # noqa: E402
+from lab import Lab          # noqa: E402
 
 
 def pytest_configure(config):
@@ -15,16 +16,24 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope="session")
-def _lab():
-    machine = Lab(name=os.environ.get("PYTEST_XDIST_WORKER", "pytest"), memory_mb=3072, hugepages=256)
-    yield machine
-    machine.kill()
+def _labs():
+    """The first-level machines of this process, as far as they were asked for, by architecture."""
+    machines = {}
+    yield machines
+    for machine in machines.values():
+        machine.kill()
 
 
 @pytest.fixture
-def lab(_lab):
-    """The first-level machine that all tests share; one that died is booted again."""
-    if not _lab.alive:
-        _lab.start()
-    yield _lab
-    _lab.check_kernel()
+def lab(request, _labs):
+    """The first-level machine that all tests share; one that died is booted again.
+    x86-64's, unless the test has a mark of arches.py."""
+    arch = getattr(request, "param", "x86_64")
+    if arch not in _labs:
+        name = os.environ.get("PYTEST_XDIST_WORKER", "pytest")
+        _labs[arch] = Lab(name=below(name, arch), arch=arch, memory_mb=3072, hugepages=256)
+    machine = _labs[arch]
+    if not machine.alive:
+        machine.start()
+    yield machine
+    machine.check_kernel()

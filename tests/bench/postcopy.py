@@ -22,6 +22,7 @@ from pathlib import Path
 
 import bench
 from bench import say
+from initramfs import qemu
 from lab import Lab
 from pair import FORK, MIB, STOCK, Pair, until
 
@@ -275,8 +276,8 @@ def machine(lab):
         "host_kernel_release": platform.release(),
         "l1_processors_count": lab.cpus,
         "l1_kernel_release": lab.run("uname -r", check=True).output.strip(),
-        "qemu_versions": {name: lab.run(f"{path} --version", check=True).output.splitlines()[0]
-                          for name, path in (("stock", STOCK), ("fork", FORK))},
+        "qemu_versions": {name: lab.run(f"{qemu(lab.arch, name)} --version", check=True).output.splitlines()[0]
+                          for name in (STOCK, FORK)},
     }
 
 

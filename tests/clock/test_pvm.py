@@ -13,7 +13,8 @@ from qemu.qmp.legacy import QEMUMonitorProtocol
 import guest
 from clocks import CLOCK, ON
 from guest import ROOT
-from pair import FORK, until
+from initramfs import qemu
+from pair import until
 
 KVM_CREATE_VM = 0xAE01
 KVM_CREATE_VCPU = 0xAE41
@@ -54,7 +55,7 @@ class Qemu:
         self.console = directory / f"{name}.console"
         self.output = directory / f"{name}.output"
         socket = str(directory / f"{name}.qmp")
-        argv = [ROOT / FORK, "-accel", "kvm", "-cpu", "qemu64", "-qmp", f"unix:{socket},server=on,wait=off",
+        argv = [ROOT / qemu("x86_64"), "-accel", "kvm", "-cpu", "qemu64", "-qmp", f"unix:{socket},server=on,wait=off",
                 *guest.arguments(name, self.console, cpus=2, memory_mb=32, payload=ROOT / CLOCK), *words]
         with open(self.output, "w") as output:
             self.process = subprocess.Popen(list(map(str, argv)), stdout=output, stderr=output)

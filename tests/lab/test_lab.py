@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from arches import on_both
+from initramfs import below
 from lab import CommandFailed, CommandTimeout, KernelComplaint, Lab, LabError
 
 CLI = Path(__file__).parent / "lab"
-ABI = "build/lab/bin/kvm-exit-on-missing"
+
+
+def abi(arch):
+    """The test program of the kernel's interface."""
+    return f"build/lab/{below('bin', arch)}/kvm-exit-on-missing"
 
 
 def tap(result):
@@ -27,29 +33,33 @@ def tap(result):
 
 # The kernel
 
+@on_both(quick=True)
 def test_kernel_interface(lab):
-    assert tap(lab.run(ABI)) > 60
+    assert tap(lab.run(abi(lab.arch))) > 60
 
 
+@on_both(quick=True)
 def test_kernel_interface_hidden_at_run_time(lab):
     switch = "/sys/module/kvm/parameters/exit_on_missing"
     lab.run(f"echo N >{switch}", check=True)
     try:
-        assert tap(lab.run(f"{ABI} --hidden")) > 20
+        assert tap(lab.run(f"{abi(lab.arch)} --hidden")) > 20
     finally:
         lab.run(f"echo Y >{switch}", check=True)
 
 
-def test_kernel_interface_hidden_at_boot():
-    with Lab(name="hidden", append="kvm.exit_on_missing=0") as lab:
-        tap(lab.run(f"{ABI} --hidden"))
+@pytest.mark.parametrize("arch", ["x86_64", pytest.param("aarch64", marks=pytest.mark.slow)])
+def test_kernel_interface_hidden_at_boot(arch):
+    with Lab(name="hidden", append="kvm.exit_on_missing=0", arch=arch) as lab:
+        tap(lab.run(f"{abi(arch)} --hidden"))
         # The test program does tell the one from the other.
-        assert lab.run(ABI).rc == 1
+        assert lab.run(abi(arch)).rc == 1
 
 
-def test_clock_is_the_tsc(lab):
+@on_both(quick=True)
+def test_clock_is_the_counter(lab):
     clock = lab.run("cat /sys/devices/system/clocksource/clocksource0/current_clocksource")
-    assert clock.output == "tsc\n"
+    assert clock.output == {"x86_64": "tsc\n", "aarch64": "arch_sys_counter\n"}[lab.arch]
 
 
 # Commands

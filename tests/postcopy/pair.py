@@ -15,14 +15,15 @@ import shutil
 import time
 
 import guest
-from initramfs import BUILD
+from initramfs import BUILD, qemu as path_of
 from lab import CommandFailed, LabError
 from qemu.qmp import QMPError, StateError
 from qemu.qmp.legacy import QEMUMonitorProtocol
 from wire import Wire
 
-FORK = "build/fork/qemu-system-x86_64"
-STOCK = "build/stock/qemu-system-x86_64"
+# Of the lab's architecture
+FORK = "fork"
+STOCK = "stock"
 
 QMP_PORT = {"source": 4001, "destination": 4002}
 FIRST_MIGRATION_PORT = 4010
@@ -62,8 +63,9 @@ class Side:
         self.qmp = None
         lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
         argv = [
-            *wrapper, qemu, *("-name", f"{name},debug-threads=on", "-accel", "kvm", "-cpu", "max"),
-            *guest.arguments(name, self.console, **options),
+            *wrapper, path_of(lab.arch, qemu), *("-name", f"{name},debug-threads=on", "-accel", "kvm", "-cpu", "max"),
+            *guest.arguments(name, self.console, **{"payload": guest.payload("touch", lab.arch)} | options,
+                             arch=lab.arch),
             *("-qmp", f"tcp:0.0.0.0:{QMP_PORT[name]},server=on,wait=off", "-pidfile", self.pidfile),
             *arguments,
         ]
@@ -153,10 +155,10 @@ class Pair:
     traced: write a trace, for Side.trace(); wrapper: words before the destination's command;
     destination_lab: another L1 for it; other options: as for guest.arguments()."""
 
-    def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine="pc", memory_mb=32,
+    def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine=None, memory_mb=32,
                  backend=None, capabilities=("postcopy-preempt",), source_options=(),
                  destination_options=(), cpus=4, tls=None, traced=True, wrapper=(),
-                 payload=guest.PAYLOAD, destination_lab=None, **options):
+                 destination_lab=None, **options):
         self.lab = lab
         self.destination_lab = destination_lab or lab
         self.cpus = cpus
@@ -169,8 +171,8 @@ class Pair:
         arguments = []
         if backend:
             arguments = ["-object", f"{backend},id=ram,size={memory_mb}M"]
-            machine += ",memory-backend=ram"
-        options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus, "payload": payload}
+            machine = (machine or guest.MACHINE[lab.arch]) + ",memory-backend=ram"
+        options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus}
         self.options = options
         self._sides = [("source", source, [*arguments, *source_options], options, traced),
                        ("destination", destination,

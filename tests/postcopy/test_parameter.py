@@ -3,7 +3,8 @@
 import pytest
 from qemu.qmp import ExecuteError
 
-from pair import FORK, Pair
+from initramfs import qemu
+from pair import Pair
 
 SWITCH = "/sys/module/kvm/parameters/exit_on_missing"
 MISSING = "postcopy-fault-exits=on: the host kernel does not have KVM_MEM_EXIT_ON_MISSING"
@@ -52,7 +53,7 @@ def test_on_is_refused_at_migrate_incoming(old_kernel):
 
 
 def test_on_is_refused_on_the_command_line(old_kernel):
-    result = old_kernel.run(f"{FORK} -accel kvm -nodefaults -display none "
+    result = old_kernel.run(f"{qemu(old_kernel.arch)} -accel kvm -nodefaults -display none "
                             "-global migration.postcopy-fault-exits=on "
                             "-global migration.x-postcopy-ram=on -incoming tcp:127.0.0.1:4900")
     assert result.rc == 1
