@@ -1,10 +1,11 @@
 /*
- * Guest time across a migration: the length of a blackout
+ * Guest time across a migration: the length of a blackout, and its ticks
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 
 #include "qemu/osdep.h"
+#include "qemu/host-utils.h"
 #include "migration/guest-time.h"
 
 #define NS_PER_S    1000000000LL
@@ -24,4 +25,14 @@ const char *guest_time_gap(GuestTimeOfDay then, GuestTimeOfDay now,
         return "is longer than guest-time-max-gap";
     }
     return NULL;
+}
+
+uint64_t guest_time_ticks(int64_t ns, uint64_t hz)
+{
+    uint64_t low, high, rest;
+
+    mulu64(&low, &high, ns < 0 ? -(uint64_t)ns : ns, hz);
+    rest = divu128(&low, &high, NS_PER_S);
+    low += rest >= NS_PER_S / 2;
+    return ns < 0 ? -low : low;
 }

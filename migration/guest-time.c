@@ -5,10 +5,24 @@
  */
 
 #include "qemu/osdep.h"
+#ifdef CONFIG_LINUX
+#include <sys/timex.h>
+#endif
 #include "qemu/error-report.h"
 #include "qapi/qapi-types-migration.h"
 #include "migration/client-options.h"
 #include "migration/guest-time.h"
+
+int32_t guest_time_tai_offset(void)
+{
+#ifdef CONFIG_LINUX
+    struct timex t = { 0 };
+
+    return adjtimex(&t) < 0 ? 0 : t.tai;
+#else
+    return 0;
+#endif
+}
 
 int64_t guest_time_to_count(GuestTimeOfDay then, GuestTimeOfDay now)
 {

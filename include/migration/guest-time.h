@@ -13,6 +13,9 @@ typedef struct GuestTimeOfDay {
     int32_t tai_offset;     /* TAI - UTC in seconds; 0: not known */
 } GuestTimeOfDay;
 
+/* TAI - UTC of this host in seconds; 0: not known */
+int32_t guest_time_tai_offset(void);
+
 /**
  * guest_time_gap: nanoseconds from @then to @now
  *
@@ -21,6 +24,9 @@ typedef struct GuestTimeOfDay {
  */
 const char *guest_time_gap(GuestTimeOfDay then, GuestTimeOfDay now,
                            uint64_t max_ms, int64_t *gap_ns);
+
+/* Ticks of a counter of @hz in @ns, which may be negative, to the nearest */
+uint64_t guest_time_ticks(int64_t ns, uint64_t hz);
 
 /**
  * guest_time_to_count: nanoseconds of guest time that pass in a blackout

@@ -16,21 +16,21 @@ static const GuestTscScale unscaled;
 
 static void test_cycles(void)
 {
-    g_assert_cmpuint(guest_tsc_cycles(0, KHZ), ==, 0);
-    g_assert_cmpuint(guest_tsc_cycles(1000000, KHZ), ==, KHZ);
+    g_assert_cmpuint(guest_time_ticks(0, KHZ * 1000ULL), ==, 0);
+    g_assert_cmpuint(guest_time_ticks(1000000, KHZ * 1000ULL), ==, KHZ);
     /* To the nearest: 2.593905 and 5.18781 */
-    g_assert_cmpuint(guest_tsc_cycles(1, KHZ), ==, 3);
-    g_assert_cmpuint(guest_tsc_cycles(2, KHZ), ==, 5);
-    g_assert_cmpuint(guest_tsc_cycles(1, 500000), ==, 1);
-    g_assert_cmpuint(guest_tsc_cycles(1, 499999), ==, 0);
-    g_assert_cmpuint(guest_tsc_cycles(-1, KHZ), ==, -3ULL);
-    g_assert_cmpuint(guest_tsc_cycles(-1000000, KHZ), ==, -(uint64_t)KHZ);
+    g_assert_cmpuint(guest_time_ticks(1, KHZ * 1000ULL), ==, 3);
+    g_assert_cmpuint(guest_time_ticks(2, KHZ * 1000ULL), ==, 5);
+    g_assert_cmpuint(guest_time_ticks(1, 500000 * 1000ULL), ==, 1);
+    g_assert_cmpuint(guest_time_ticks(1, 499999 * 1000ULL), ==, 0);
+    g_assert_cmpuint(guest_time_ticks(-1, KHZ * 1000ULL), ==, -3ULL);
+    g_assert_cmpuint(guest_time_ticks(-1000000, KHZ * 1000ULL), ==, -(uint64_t)KHZ);
     /* More than 64 bits on the way, and with 4 GHz for 200 years at the end */
-    g_assert_cmpuint(guest_tsc_cycles(10 * YEAR, 5000000), ==,
+    g_assert_cmpuint(guest_time_ticks(10 * YEAR, 5000000 * 1000ULL), ==,
                      10 * YEAR / 1000000 * 5000000);
-    g_assert_cmpuint(guest_tsc_cycles(200 * YEAR, 4000000), ==,
+    g_assert_cmpuint(guest_time_ticks(200 * YEAR, 4000000 * 1000ULL), ==,
                      (uint64_t)(200 * YEAR) * 4);
-    g_assert_cmpuint(guest_tsc_cycles(INT64_MIN, 1000000), ==, 1ULL << 63);
+    g_assert_cmpuint(guest_time_ticks(INT64_MIN, 1000000 * 1000ULL), ==, 1ULL << 63);
 }
 
 /* What a guest reads that was moved and has waited must be what it had */
@@ -38,7 +38,7 @@ static void check_move(uint64_t src_host, uint64_t src_offset, int64_t gap_ns,
                        uint64_t dst_host)
 {
     uint64_t had = src_host + src_offset;
-    uint64_t advance = guest_tsc_cycles(gap_ns, KHZ);
+    uint64_t advance = guest_time_ticks(gap_ns, KHZ * 1000ULL);
     uint64_t offset = guest_tsc_offset(src_host, src_offset, advance, dst_host);
 
     g_assert_cmpuint(dst_host + offset, ==, had + advance);

@@ -96,16 +96,6 @@ uint64_t guest_pvclock_ns(const GuestPvclock *pv, uint64_t tsc)
     return pv->system_time + mul_shift(ticks, pv->tsc_to_system_mul, 32);
 }
 
-uint64_t guest_tsc_cycles(int64_t ns, uint32_t khz)
-{
-    uint64_t low, high, rest;
-
-    mulu64(&low, &high, ns < 0 ? -(uint64_t)ns : ns, khz);
-    rest = divu128(&low, &high, 1000000);
-    low += rest >= 500000;
-    return ns < 0 ? -low : low;
-}
-
 uint64_t guest_tsc_offset(uint64_t scaled_then, uint64_t offset_then,
                           uint64_t advance, uint64_t scaled_now)
 {

@@ -57,9 +57,6 @@ uint32_t guest_pvclock_khz(const GuestPvclock *pv);
  */
 uint64_t guest_pvclock_ns(const GuestPvclock *pv, uint64_t tsc);
 
-/* TSC cycles in @ns, which may be negative, rounded to the nearest */
-uint64_t guest_tsc_cycles(int64_t ns, uint32_t khz);
-
 /*
  * The offset with which a vCPU whose TSC was @scaled_then + @offset_then at one
  * instant has a TSC that is @advance more at another, when the host's TSC,

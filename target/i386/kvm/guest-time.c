@@ -10,7 +10,6 @@
  */
 
 #include "qemu/osdep.h"
-#include <sys/timex.h>
 #include <linux/kvm.h>
 #include "qemu/error-report.h"
 #include "qemu/timer.h"
@@ -189,13 +188,6 @@ static void see_as_guest(uint64_t tsc, uint64_t *clock_ns, uint32_t *clock_khz)
     *clock_khz = khz;
 }
 
-static int32_t tai_offset(void)
-{
-    struct timex t = { 0 };
-
-    return adjtimex(&t) < 0 ? 0 : t.tai;
-}
-
 static bool read_clock(struct kvm_clock_data *data)
 {
     *data = (struct kvm_clock_data) { 0 };
@@ -237,7 +229,7 @@ static const char *take_instant(GuestTime *gt, uint64_t *clock_ns)
         return "KVM does not tell kvmclock, host TSC and time of day at once";
     }
     *clock_ns = data.clock;
-    gt->time = (GuestTimeOfDay) { data.realtime, tai_offset() };
+    gt->time = (GuestTimeOfDay) { data.realtime, guest_time_tai_offset() };
     gt->host_tsc = data.host_tsc;
     gt->scaled_tsc = guest_tsc_scaled(data.host_tsc, scale);
     gt->clock_khz = gt->tsc_khz;
@@ -360,15 +352,15 @@ static const char *restore(GuestTime *gt, uint64_t clock_ns,
     }
 
     gap_ns = guest_time_to_count(gt->time, (GuestTimeOfDay) {
-                                     data.realtime, tai_offset() });
+                                     data.realtime, guest_time_tai_offset() });
     if (!set_clock(clock_ns + gap_ns, &data)) {
         return "KVM does not set the kvmclock";
     }
     if (data.clock < clock_ns) {
         return "the kvmclock would go backwards";
     }
-    why = set_offsets(gt, guest_tsc_cycles(data.clock - clock_ns,
-                                           gt->clock_khz),
+    why = set_offsets(gt, guest_time_ticks(data.clock - clock_ns,
+                                           gt->clock_khz * 1000ULL),
                       guest_tsc_scaled(data.host_tsc, scale), false);
     if (why) {
         return why;
