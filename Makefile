@@ -15,7 +15,8 @@ endif
 FORK = qemu-system-$(ARCH) tests/qtest/migration-test tests/qtest/postcopy-fault-exits-test
 ifeq ($(ARCH),x86_64)
 FORK += tests/unit/test-postcopy-request tests/unit/test-postcopy-place \
-	tests/unit/test-guest-time tests/unit/test-snapshot-holes
+	tests/unit/test-guest-time tests/unit/test-guest-time-arm \
+	tests/unit/test-snapshot-holes
 endif
 PYTEST = build/venv/bin/python -m pytest -rs --durations=10
 # Two at a time, each with a first-level machine of its own; one of them has the arm64 one, too.

@@ -44,7 +44,8 @@ def arguments(side, log, cpus=4, memory_mb=128, machine=None, payload=None, arch
       time     1: count all touches before the guest has moved by their duration, see times()
     and for clock.bin:
       adjust   processor 1 writes that to its IA32_TSC_ADJUST
-      deadline ms until a timer of the LAPIC expires (0: none)
+      deadline ms until a timer of the LAPIC expires, on arm64 two timers of each processor
+               (0: none)
     """
     if arch == "aarch64":
         parameters = {"ram": memory_mb} | parameters    # no other way tells it

@@ -46,7 +46,7 @@ def passed(tap):
     assert "\nok 1 " in tap and "not ok" not in tap, tap
 
 
-@pytest.mark.parametrize("name", [*SOURCES, "test-guest-time"])
+@pytest.mark.parametrize("name", [*SOURCES, "test-guest-time", "test-guest-time-arm"])
 def test_plain(name):
     passed(output(FORK / "tests/unit" / name))
 

@@ -53,7 +53,7 @@ static inline _Noreturn void halt(void)
 /* machine.c: called at an interrupt of a timer, if it is set */
 #define VIRTUAL_TIMER   27
 #define PHYSICAL_TIMER  30
-extern void (*timer_expired)(uint32_t interrupt);
+extern void (*timer_expired)(uint32_t cpu, uint32_t interrupt);
 void take_interrupts(void);
 
 #endif

@@ -28,7 +28,7 @@
 #define FW_CFG_DATA     0x0
 #define FW_CFG_SELECT   0x8
 
-void (*timer_expired)(uint32_t interrupt);
+void (*timer_expired)(uint32_t cpu, uint32_t interrupt);
 
 /*
  * KVM wants accesses to devices to be plain instructions: not those with which
@@ -86,7 +86,7 @@ void interrupt(void)
     uint32_t number = read_sysreg(ICC_IAR1);
 
     if (timer_expired && (number == VIRTUAL_TIMER || number == PHYSICAL_TIMER)) {
-        timer_expired(number);
+        timer_expired(this_cpu(), number);
     }
     if (number < 1020) {                /* one of them, and not none */
         write_sysreg(ICC_EOIR1, number);

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * A guest that reads its clocks without end, two on every processor. After
+ * each move to another QEMU, and every second, each processor reports how far
+ * its clocks stepped at most since the last move, whether one ever went
+ * backwards, and what else ARCH/clocks.c tells.
+ */
+#include "clock.h"
+#include "touch.h"
+
+/* How far *last is behind; keep the later one of both. */
+static uint64_t behind(uint64_t *last, uint64_t now)
+{
+    uint64_t back = now < *last ? *last - now : 0;
+
+    *last = now;
+    return back;
+}
+
+static void keep_most(uint64_t *most, uint64_t value)
+{
+    *most = value > *most ? value : *most;
+}
+
+_Noreturn void cpu_main(uint32_t cpu)
+{
+    static struct reading all;          /* the last ones of all processors */
+    static bool busy;                   /* protects them */
+    static uint32_t moves;              /* written by processor 0 */
+    static uint32_t reports;
+    static uint64_t khz;                /* of the first clock */
+    uint32_t reported = ~0u;            /* moves */
+    uint64_t report_tick = 0;
+    bool ready = false;
+    uint8_t here = 0;
+    struct reading own;
+    struct { struct reading step, back, all_back; } most = { 0 };
+
+    set_up_interrupts();
+    if (cpu == 0) {
+        khz = measure_khz();
+        read_parameters();
+        here = side();
+        start_cpus();
+    }
+    barrier();
+    start_clocks(cpu);
+    barrier();
+    start_timers(cpu, khz);
+    own = read_clocks(cpu);
+    for (;;) {
+        struct reading r, before = own;
+        uint32_t seen = __atomic_load_n(&moves, __ATOMIC_SEQ_CST);
+
+        while (__atomic_exchange_n(&busy, true, __ATOMIC_ACQUIRE)) {
+            pause();
+        }
+        r = read_clocks(cpu);
+        for (int i = 0; i < CLOCKS; i++) {
+            keep_most(&most.all_back.clock[i],
+                      behind(&all.clock[i], r.clock[i]));
+        }
+        __atomic_store_n(&busy, false, __ATOMIC_RELEASE);
+
+        for (int i = 0; i < CLOCKS; i++) {
+            keep_most(&most.back.clock[i], behind(&own.clock[i], r.clock[i]));
+            if (r.clock[i] > before.clock[i]) {
+                keep_most(&most.step.clock[i], r.clock[i] - before.clock[i]);
+            }
+        }
+
+        if (seen != reported || r.clock[0] - report_tick > 1000 * khz) {
+            print("{\"event\": \"clock\", \"cpu\": %u, \"move\": %u, "
+                  "\"" CLOCK_0 "\": %u, \"" CLOCK_1 "\": %u, "
+                  "\"step_" CLOCK_0 "\": %u, \"step_" CLOCK_1 "\": %u, "
+                  "\"back_" CLOCK_0 "\": %u, \"back_" CLOCK_1 "\": %u, "
+                  "\"all_back_" CLOCK_0 "\": %u, \"all_back_" CLOCK_1 "\": %u, "
+                  CLOCK_FORMAT "}\n",
+                  (uint64_t)cpu, (uint64_t)seen, r.clock[0], r.clock[1],
+                  most.step.clock[0], most.step.clock[1],
+                  most.back.clock[0], most.back.clock[1],
+                  most.all_back.clock[0], most.all_back.clock[1],
+                  CLOCK_VALUES(cpu));
+            if (seen != reported) {
+                have_reported(cpu);
+                most.step = (struct reading) { 0 };
+                __atomic_add_fetch(&reports, 1, __ATOMIC_SEQ_CST);
+            }
+            reported = seen;
+            report_tick = r.clock[0];
+        }
+        report_timers(cpu);
+        if (cpu) {
+            continue;
+        }
+        if (!ready && __atomic_load_n(&reports, __ATOMIC_SEQ_CST) == par.cpus) {
+            ready = true;
+            print("{\"event\": \"ready\", \"khz\": %u}\n", khz);
+        }
+        if (side() != here) {
+            here = side();
+            __atomic_store_n(&moves, moves + 1, __ATOMIC_SEQ_CST);
+        }
+    }
+}

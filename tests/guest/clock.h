@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+#ifndef CLOCK_H
+#define CLOCK_H
+
+#include <stdint.h>
+
+#define CLOCKS  2
+
+struct reading {
+    uint64_t clock[CLOCKS];
+};
+
+/* ARCH/clocks.c; khz: of the first clock */
+void start_clocks(uint32_t cpu);
+void start_timers(uint32_t cpu, uint64_t khz);
+struct reading read_clocks(uint32_t cpu);
+void have_reported(uint32_t cpu);
+void report_timers(uint32_t cpu);
+
+/* The clocks' names, and what more a report has: CLOCK_FORMAT, CLOCK_VALUES */
+#include "clocks.h"
+
+#endif

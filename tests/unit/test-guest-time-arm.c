@@ -1,0 +1,105 @@
+/*
+ * Guest time: arithmetic on arm64's system counter
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "migration/guest-time.h"
+#include "target/arm/kvm-guest-time-math.h"
+
+static void check(GuestCounterOffset offset, uint64_t low, uint64_t width)
+{
+    g_assert_cmpuint(offset.low, ==, low);
+    g_assert_cmpuint(offset.width, ==, width);
+}
+
+static void test_narrow(void)
+{
+    GuestCounterOffset offset = GUEST_COUNTER_OFFSET_ANY;
+
+    /* From 900 to 1000 */
+    guest_counter_narrow(&offset, 5000, 5100, 4100);
+    check(offset, 900, 100);
+    /* From 950 to 1030: the upper half is left */
+    guest_counter_narrow(&offset, 6000, 6080, 5050);
+    check(offset, 950, 50);
+    /* From 900 to 980: not above that */
+    guest_counter_narrow(&offset, 7000, 7080, 6100);
+    check(offset, 950, 30);
+    /* From 960 to 965: within */
+    guest_counter_narrow(&offset, 8000, 8005, 7040);
+    check(offset, 960, 5);
+    /* From 0 to 2000: says nothing new */
+    guest_counter_narrow(&offset, 9000, 11000, 9000);
+    check(offset, 960, 5);
+    g_assert_cmpuint(guest_counter_offset(&offset), ==, 962);
+
+    /* From 965 to 970, and from 965 to 965: they meet at the end */
+    guest_counter_narrow(&offset, 2000, 2005, 1035);
+    check(offset, 965, 0);
+    guest_counter_narrow(&offset, 3000, 3000, 2035);
+    check(offset, 965, 0);
+}
+
+static void test_narrow_around_zero(void)
+{
+    GuestCounterOffset offset = GUEST_COUNTER_OFFSET_ANY;
+
+    /* From -100 to 100, then from -20 to 200, then from -300 to 10 */
+    guest_counter_narrow(&offset, 1000, 1200, 1100);
+    check(offset, -100ULL, 200);
+    guest_counter_narrow(&offset, 2000, 2220, 2020);
+    check(offset, -20ULL, 120);
+    guest_counter_narrow(&offset, 3000, 3310, 3300);
+    check(offset, -20ULL, 30);
+    g_assert_cmpuint(guest_counter_offset(&offset), ==, -5ULL);
+
+    /* The host's counter wraps */
+    offset = GUEST_COUNTER_OFFSET_ANY;
+    guest_counter_narrow(&offset, -10ULL, 10, -110ULL);
+    check(offset, 100, 20);
+    guest_counter_narrow(&offset, 5, 15, -100ULL);
+    check(offset, 105, 10);
+}
+
+static void test_another_offset(void)
+{
+    GuestCounterOffset offset = GUEST_COUNTER_OFFSET_ANY;
+
+    guest_counter_narrow(&offset, 5000, 5100, 4100);
+    check(offset, 900, 100);
+    /* From 1001 on, and up to 899: what was known is no more */
+    guest_counter_narrow(&offset, 6000, 6010, 4999);
+    check(offset, 1001, 10);
+    guest_counter_narrow(&offset, 7000, 7010, 6010);
+    check(offset, 990, 10);
+    /* Half of all values away */
+    guest_counter_narrow(&offset, 1ULL << 63, (1ULL << 63) + 7, 0);
+    check(offset, 1ULL << 63, 7);
+}
+
+static void test_ticks(void)
+{
+    /* 16 ns are a tick of 62.5 MHz, 1 ns is one of 1 GHz */
+    g_assert_cmpuint(guest_time_ticks(16, 62500000), ==, 1);
+    g_assert_cmpuint(guest_time_ticks(7, 62500000), ==, 0);
+    g_assert_cmpuint(guest_time_ticks(8, 62500000), ==, 1);
+    g_assert_cmpuint(guest_time_ticks(3000000000, 62500000), ==, 187500000);
+    g_assert_cmpuint(guest_time_ticks(INT64_MAX, 1000000000), ==, INT64_MAX);
+    g_assert_cmpuint(guest_time_ticks(-16, 62500000), ==, -1ULL);
+    /* 19.2 MHz: a tick is 52.08 ns */
+    g_assert_cmpuint(guest_time_ticks(1000000001, 19200000), ==, 19200000);
+    g_assert_cmpuint(guest_time_ticks(1000000027, 19200000), ==, 19200001);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/guest-time-arm/narrow", test_narrow);
+    g_test_add_func("/guest-time-arm/narrow-around-zero",
+                    test_narrow_around_zero);
+    g_test_add_func("/guest-time-arm/another-offset", test_another_offset);
+    g_test_add_func("/guest-time-arm/ticks", test_ticks);
+    return g_test_run();
+}
