@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock guest kernel aarch64 check-quick check check-slow demo soak bench-postcopy bench-guest-time bench-snapshot lab-shell branch help
+.PHONY: all build stock guest kernel aarch64 check-quick check check-slow demo soak bench-postcopy bench-guest-time bench-snapshot bench-counter lab-shell branch help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -61,6 +61,9 @@ bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: 
 
 bench-snapshot: stock guest ## background snapshots of stock QEMU and of the fork, measured on this host
 	@build/venv/bin/python tests/bench/snapshot.py
+
+bench-counter: aarch64 ## what it costs an arm64 guest to read its counters, in the lab
+	@build/venv/bin/python tests/bench/counter.py
 
 SOAK ?= 200
 SEED ?= 1

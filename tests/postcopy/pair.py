@@ -35,7 +35,9 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "postcopy_mirror", "postcopy_no_mirror", "postcopy_receive_twice",
          "migration_completion_postcopy_end_after_complete",
          "kvm_guest_time_stop", "kvm_guest_time_start", "kvm_guest_time_clock",
-         "kvm_guest_time_offset", "kvm_guest_time_no_instant")
+         "kvm_guest_time_offset", "kvm_guest_time_no_instant",
+         "kvm_arm_guest_time_stop", "kvm_arm_guest_time_start", "kvm_arm_guest_time_offset",
+         "kvm_arm_guest_time_one_offset", "kvm_arm_guest_time_no_instant")
 
 
 def until(condition, what, timeout=60):

@@ -55,5 +55,6 @@ static inline _Noreturn void halt(void)
 #define PHYSICAL_TIMER  30
 extern void (*timer_expired)(uint32_t cpu, uint32_t interrupt);
 void take_interrupts(void);
+_Noreturn void power_off(void);
 
 #endif

@@ -2,6 +2,7 @@
 /* Of QEMU's machine virt: its processors, GICv3, PL011 and fw_cfg. */
 #include "touch.h"
 
+#define PSCI_OFF        0x84000008
 #define PSCI_CPU_ON     0xc4000003
 #define SIDE_FILE       "opt/side"
 
@@ -135,12 +136,12 @@ void wait_for_wake(void)
     take_interrupts();
 }
 
-static int64_t turn_on(uint32_t cpu)
+static int64_t psci(uint32_t function, uint64_t a, uint64_t b, uint64_t c)
 {
-    register uint64_t x0 asm("x0") = PSCI_CPU_ON;
-    register uint64_t x1 asm("x1") = affinity(cpu);
-    register uint64_t x2 asm("x2") = 0;         /* the ROM */
-    register uint64_t x3 asm("x3") = cpu;
+    register uint64_t x0 asm("x0") = function;
+    register uint64_t x1 asm("x1") = a;
+    register uint64_t x2 asm("x2") = b;
+    register uint64_t x3 asm("x3") = c;
 
     asm volatile("hvc #0" : "+r"(x0), "+r"(x1), "+r"(x2), "+r"(x3)
                  : : "memory", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11",
@@ -151,11 +152,18 @@ static int64_t turn_on(uint32_t cpu)
 void start_cpus(void)
 {
     for (uint32_t cpu = 1; cpu < par.cpus; cpu++) {
-        if (turn_on(cpu)) {
+        /* At 0, in the ROM */
+        if (psci(PSCI_CPU_ON, affinity(cpu), 0, cpu)) {
             die("PSCI refuses to turn on a processor");
         }
     }
     wait_for_started(measure_khz());
+}
+
+_Noreturn void power_off(void)
+{
+    psci(PSCI_OFF, 0, 0, 0);
+    die("PSCI does not turn the machine off");
 }
 
 uint64_t measure_khz(void)

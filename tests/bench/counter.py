@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What it costs an arm64 guest to read its counters, CNTVCT and CNTPCT: as they are, and with an offset.
+
+A guest's virtual counter always has an offset, which is hardware's. An offset of the physical counter, as of a VM
+with kvm-counter-offset=on, is KVM's on processors without FEAT_ECV's CNTPOFF: each reading traps.
+
+In the lab, where the processors are emulated, only the ratio tells something. With --qemu, the guest is run by this
+machine's KVM. Prints a table, and writes build/reports/counter.json.
+"""
+import argparse
+import contextlib
+import math
+import shlex
+import subprocess
+import tempfile
+
+import bench
+import guest
+from bench import BenchError, say
+from counters import ONE_OFFSET
+from initramfs import qemu
+from lab import Lab
+
+VARIANTS = {"native": (), "offset": ONE_OFFSET}
+
+
+@contextlib.contextmanager
+def in_lab():
+    """A function that runs a command, and returns its output."""
+    say("boot the lab")
+    with Lab(name="counter", arch="aarch64") as lab:
+        yield lambda command: lab.run(command, check=True).output
+
+
+@contextlib.contextmanager
+def here():
+    def run(command):
+        done = subprocess.run(["/bin/sh", "-c", command], cwd=bench.ROOT, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+        if done.returncode:
+            raise BenchError(f"exit status {done.returncode}: {command}\n{done.stdout}")
+        return done.stdout
+    yield run
+
+
+def figures(event):
+    n, ns = event["readings"], 1e9 / event["hz"]
+    mean = event["sum"] / n
+    return {
+        "readings_count": n,
+        "mean_ns": round(mean * ns, 2),
+        "standard_deviation_ns": round(math.sqrt(max(event["sum_of_squares"] / n - mean * mean, 0)) * ns, 2),
+        "least_ns": event["least"] * ns,
+        "median_ns": event["median"] * ns,
+        "p95_ns": event["p95"] * ns,
+        "most_ns": event["most"] * ns,
+    }
+
+
+def measure(run, program, words):
+    with tempfile.NamedTemporaryFile(prefix="counter-") as log:
+        command = [program, "-accel", "kvm", "-cpu", "max",
+                   *guest.arguments("source", log.name, arch="aarch64", cpus=1, memory_mb=32,
+                                    payload=guest.payload("counter", "aarch64")), *words]
+        report = guest.Report(run(f"{shlex.join(command)} && cat {log.name}"))
+    if report.error:
+        raise BenchError(f"the guest gave up: {report.error}")
+    return report.all("counter")
+
+
+def run(options):
+    report = {"lab": not options.qemu, "counters": {}}
+    with here() if options.qemu else in_lab() as command:
+        for variant, words in VARIANTS.items():
+            for event in measure(command, options.qemu or qemu("aarch64"), words):
+                report["tick_ns"] = 1e9 / event["hz"]
+                report["counters"][f"{event['counter']} {variant}"] = figures(event)
+    by_name = report["counters"]
+    report["offset_to_native_ratio"] = {
+        counter: round(by_name[f"{counter} offset"]["mean_ns"] / by_name[f"{counter} native"]["mean_ns"], 2)
+        for counter in ("virtual", "physical")}
+    print("| counter | mean | standard deviation | median | 95 % | most |\n| --- | --- | --- | --- | --- | --- |")
+    for name, f in by_name.items():
+        print("| " + " | ".join([name, *(f"{f[key]:,.0f} ns" for key in (
+            "mean_ns", "standard_deviation_ns", "median_ns", "p95_ns", "most_ns"))]) + " |")
+    print(f"\nWith an offset, a reading takes {report['offset_to_native_ratio']['physical']} times as long of the "
+          f"physical counter, and {report['offset_to_native_ratio']['virtual']} times of the virtual one."
+          + ("\nProcessors are emulated here: only the ratio tells something." if report["lab"] else ""))
+    bench.write("counter", report)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--qemu", metavar="PROGRAM", help="run the guest on this machine, by that qemu-system-aarch64")
+    bench.main(run, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What migrations do to an arm64 guest's counters, exactly.
+
+A guest's counter is L1's minus an offset, which L1's KVM shows in debugfs. So the difference of the
+offsets on both sides is what a migration has taken from the counter beside the time that has passed.
+"""
+import re
+from dataclasses import dataclass
+
+import guest
+from clocks import clocks, signed
+from pair import FORK, MIB, Pair
+
+TOLD = ("-global", "arm-cpu.kvm-guest-time=on")
+ONE_OFFSET = ("-global", "arm-cpu.kvm-counter-offset=on")
+NO_ADJVTIME = ("-global", "arm-cpu.kvm-no-adjvtime=on")
+COUNTERS = ("virtual", "physical")
+
+
+def offsets(side):
+    """The offsets of the VM's virtual and physical counter."""
+    files = " ".join(f"{name}-counter-offset" for name in COUNTERS)
+    return [int(n) for n in side.lab.run(f"cd /sys/kernel/debug/kvm/$(cat {side.pidfile})-* && cat {files}",
+                                         check=True).output.split()]
+
+
+def numbers(side, event):
+    """What the fork traced."""
+    text = dict(side.trace())[event]
+    return {key: int(value) for key, value in
+            re.findall(r"(virtual|physical|realtime|host counter) (\d+)", text)}
+
+
+@dataclass
+class Jump:
+    """What a migration did to the counters, by counter."""
+
+    added: list         # beside the time that passed: 0 if it went on, ticks
+    offsets: list       # on the destination
+    before: list        # the guest's reports
+    after: list
+    khz: int
+
+    @property
+    def added_us(self):
+        return [ticks * 1000 / self.khz for ticks in self.added]
+
+    @property
+    def tolerance_us(self):
+        """10 us and a tick."""
+        return 10 + 1000 / self.khz
+
+    @property
+    def least_step_s(self):
+        """Of the largest steps that the guest has seen."""
+        return min(e[f"step_{name}"] for e in self.after for name in COUNTERS) / self.khz / 1000
+
+    @property
+    def backwards(self):
+        return max(e[f"{way}_{name}"] for e in self.after for way in ("back", "all_back") for name in COUNTERS)
+
+
+class CounterPair(Pair):
+    """A guest that reads its counters. told: the source's instant is in the stream; one_offset: the
+    VM has kvm-counter-offset=on, on both sides; options: words for each fork's command line."""
+
+    def __init__(self, lab, told=True, policy=None, one_offset=False, cpus=2, source=FORK, destination=FORK,
+                 both=(), source_options=(), destination_options=(), **options):
+        if one_offset:
+            both = (*both, *ONE_OFFSET)
+        if told:
+            both = (*both, *TOLD)
+        if policy:
+            destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
+        super().__init__(lab, source=source, destination=destination, cpus=cpus,
+                         payload=guest.payload("clock", "aarch64"),
+                         source_options=(*both * (source == FORK), *source_options),
+                         destination_options=(*both * (destination == FORK), *destination_options), **options)
+
+    def moved(self, gap_s=0, postcopy=False):
+        """Migrate; the guest does not run for gap_s if the destination was started with -S."""
+        khz = self.source.wait_event("ready")["khz"]
+        was = offsets(self.source)
+        if postcopy:
+            self.postcopy(bandwidth=64 * MIB)
+        else:
+            self.source.cmd("migrate", uri=self.listen())
+        for side in self.sides:
+            side.wait_status("completed")
+        if gap_s:
+            self.lab.run(f"sleep {gap_s}")
+            self.destination.cmd("cont")
+        before = clocks(self.source, self.cpus, 0, last=True)
+        after = clocks(self.destination, self.cpus, 1)
+        now = offsets(self.destination)
+        return Jump([signed(w - n) for w, n in zip(was, now)], now, before, after, khz)
+
+    def passed_in_blackout_us(self, jump):
+        """Guest time from the instant of the stop to that of the start, by both counters."""
+        stop = numbers(self.source, "kvm_arm_guest_time_stop")
+        start = numbers(self.destination, "kvm_arm_guest_time_start")
+        return [(start["host counter"] - stop["host counter"] + ticks) * 1000 / jump.khz for ticks in jump.added]
+
+    def warnings(self):
+        return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What an arm64 guest's counters are after a migration, and which QEMUs and states take part."""
+import time
+
+import pytest
+
+from arches import on_aarch64
+from counters import COUNTERS, NO_ADJVTIME, ONE_OFFSET, CounterPair, offsets
+from clocks import clocks
+from lab import Lab
+from pair import FORK, STOCK, Side, until
+
+import guest
+
+GAP_S = 2
+HELD = ("-S",)      # the destination does not run before "cont"
+WAYS = {"precopy": False, "postcopy": True}
+
+
+def held(lab, postcopy=False, **options):
+    return CounterPair(lab, destination_options=(*HELD, *options.pop("destination_options", ())),
+                       capabilities=() if postcopy else None, **options)
+
+
+def is_continuous(jump):
+    assert jump.backwards == 0, jump
+    assert max(map(abs, jump.added_us)) <= jump.tolerance_us, jump.added_us
+    assert jump.least_step_s > GAP_S, "the guest has seen the blackout"
+
+
+def is_stopped(pair, jump):
+    assert jump.backwards == 0, jump
+    assert max(jump.added_us) < -GAP_S * 1e6
+    passed = pair.passed_in_blackout_us(jump)
+    assert max(map(abs, passed)) <= jump.tolerance_us, passed
+
+
+def is_as_stock(jump):
+    """The virtual counter is stopped, but the physical one runs from the load on."""
+    assert jump.backwards == 0, jump
+    virtual, physical = jump.added_us
+    assert virtual < -GAP_S * 1e6
+    assert -GAP_S * 1e6 < physical < 0.5e6
+
+
+def have_one_offset(jump):
+    assert jump.offsets[0] == jump.offsets[1], jump.offsets
+
+
+@on_aarch64("way, one_offset", [("precopy", False), ("postcopy", True), ("precopy", True), ("postcopy", False)],
+            quick=[("precopy", False), ("postcopy", True)])
+def test_continuous(lab, way, one_offset):
+    with held(lab, WAYS[way], policy="continuous", one_offset=one_offset) as pair:
+        jump = pair.moved(GAP_S, WAYS[way])
+        is_continuous(jump)
+        if one_offset:
+            have_one_offset(jump)
+        assert not pair.warnings()
+
+
+@on_aarch64("way, one_offset", [("precopy", True), ("postcopy", False), ("precopy", False), ("postcopy", True)],
+            quick=[("precopy", True), ("postcopy", False)])
+def test_stopped(lab, way, one_offset):
+    with held(lab, WAYS[way], one_offset=one_offset) as pair:
+        jump = pair.moved(GAP_S, WAYS[way])
+        is_stopped(pair, jump)
+        if one_offset:
+            have_one_offset(jump)
+        assert not pair.warnings()
+
+
+# Of the blackout, or of the time after it
+@on_aarch64("policy, one_offset, due_s", [("continuous", True, 6), ("continuous", False, 3), ("stopped", False, 6),
+                                          ("stopped", True, 3)], quick=[("stopped", True, 3)])
+def test_timers(lab, policy, one_offset, due_s):
+    """Armed before the migration, two on each vCPU."""
+    with held(lab, policy=policy, one_offset=one_offset, deadline=due_s * 1000) as pair:
+        jump = pair.moved(GAP_S)
+        assert not pair.source.report().all("timer"), "the migration has taken too long"
+        fired = until(lambda: (e := pair.destination.report().all("timer")) and len(e) == 2 * pair.cpus and e,
+                      "all timers fire")
+        assert {(e["cpu"], e["timer"]) for e in fired} == {(c, t) for c in range(pair.cpus) for t in COUNTERS}
+        for event in fired:
+            late_s = (event["at"] - event["deadline"]) / event["khz"] / 1000
+            # Those that were due in the blackout fire at its end.
+            assert 0 <= late_s < (GAP_S + 1 if policy == "continuous" and due_s == 3 else 0.2), event
+        time.sleep(2)
+        for event in clocks(pair.destination, pair.cpus, 1, last=True):
+            assert [event[f"fired_{name}"] for name in COUNTERS] == [1, 1], event
+        assert jump.backwards == 0
+
+
+@on_aarch64("source, destination, policy", [(STOCK, FORK, None), (FORK, STOCK, None), (STOCK, FORK, "continuous")],
+            quick=[(STOCK, FORK, "continuous")])
+def test_old_and_new(lab, source, destination, policy):
+    with held(lab, told=False, source=source, destination=destination, policy=policy) as pair:
+        is_as_stock(pair.moved(GAP_S))
+        if policy:
+            [line] = pair.warnings()
+            assert "the source has not told when it stopped the guest" in line
+
+
+@on_aarch64()
+def test_untold_with_one_offset(lab):
+    with held(lab, told=False, one_offset=True) as pair:
+        jump = pair.moved(GAP_S)
+        have_one_offset(jump)
+        assert jump.backwards == 0
+        assert max(jump.added_us) < -GAP_S * 1e6
+
+
+@on_aarch64("policy, one_offset", [("stopped", False), ("stopped", True), ("continuous", False),
+                                   ("continuous", True)])
+def test_no_adjvtime(lab, policy, one_offset):
+    """The time in which the VM does not run counts, as far as QEMU 10.0 counts it, or all of it."""
+    with held(lab, policy=policy, one_offset=one_offset, both=NO_ADJVTIME) as pair:
+        jump = pair.moved(GAP_S)
+        if policy == "continuous":
+            is_continuous(jump)
+        else:
+            assert jump.backwards == 0
+            assert -1e6 < min(jump.added_us) and max(jump.added_us) < 0
+        if one_offset:
+            have_one_offset(jump)
+
+
+@on_aarch64("one_offset, adjvtime", [(False, True), (True, True), (True, False), (False, False)],
+            quick=[(True, True)])
+def test_pause(lab, one_offset, adjvtime):
+    words = [*ONE_OFFSET * one_offset, *NO_ADJVTIME * (not adjvtime)]
+    options = {"cpus": 2, "memory_mb": 32, "payload": guest.payload("clock", "aarch64")}
+    side = Side(lab, "source", FORK, words, options)
+    try:
+        side.connect()
+        khz = side.wait_event("ready")["khz"]
+        was = offsets(side)
+        side.cmd("stop")
+        lab.run(f"sleep {GAP_S}")
+        side.cmd("cont")
+        virtual, physical = [(w - n) / khz / 1000 for w, n in zip(was, offsets(side))]
+        if adjvtime:
+            assert -GAP_S - 1 < virtual < -GAP_S
+        else:
+            assert virtual == 0
+        assert physical == (virtual if one_offset else 0)
+        time.sleep(2)
+        events = clocks(side, 2, 0, last=True)
+        assert max(e[f"{way}_{name}"] for e in events for way in ("back", "all_back") for name in COUNTERS) == 0
+    finally:
+        side.end()
+
+
+@on_aarch64("source", [True, False])
+def test_one_offset_on_one_side_alone(lab, source):
+    options = {"source_options" if source else "destination_options": ONE_OFFSET}
+    with CounterPair(lab, capabilities=("return-path",), **options) as pair:
+        is_refused(pair, f"property kvm-counter-offset is {'on' if source else 'off'} on the source")
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("aarch64")
+def test_other_frequency():
+    with Lab(name="hz", arch="aarch64", memory_mb=1024) as a, \
+            Lab(name="other-hz", arch="aarch64", memory_mb=1024, cpu="max,pauth-impdef=on,cntfrq=50000000") as b:
+        with CounterPair(a, destination_lab=b, capabilities=("return-path",)) as pair:
+            is_refused(pair, "has 62500000 Hz on the source and 50000000 Hz here, and KVM cannot scale it: "
+                             "migrate to a host with the same frequency")
+
+
+def is_refused(pair, reason):
+    """The destination says why and ends, and the guest goes on on the source."""
+    pair.source.wait_event("ready")
+    pair.source.cmd("migrate", uri=pair.listen())
+    until(lambda: pair.source.status() == "failed", "the migration fails")
+    until(lambda: not pair.destination.job.running, "the destination ends")
+    assert reason in pair.destination.job.output
+    until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on the source")
+    told = len(pair.source.report().all("clock"))
+    until(lambda: len(pair.source.report().all("clock")) > told + 2 * pair.cpus, "the guest goes on")
