@@ -34,7 +34,7 @@ extern const VMStateDescription vmstate_kvm_arm_guest_time;
 
 void kvm_arm_guest_time_add_properties(ARMCPU *cpu);
 
-/* KVM has made the vCPU.  Returns an errno value if it cannot do what is asked. */
+/* KVM has made the vCPU.  Returns -errno if it cannot do what is asked. */
 int kvm_arm_guest_time_init_vcpu(ARMCPU *cpu);
 
 /* The VM has stopped, and its state is now @state.  kvm_vtime is up to date. */
