@@ -5,6 +5,7 @@ What lies in build/ on the host lies in /lab/build/ there, stripped, with the sh
 libraries and firmware at the paths that they have on the host.
 """
 import fcntl
+import functools
 import os
 import re
 import subprocess
@@ -78,15 +79,38 @@ def _stripped(path, arch):
     return out
 
 
-def _libraries(path):
-    """Shared libraries of a program, with the loader; none if it is static."""
+def _libraries(path, arch):
+    """Shared libraries of a program, with the loader: {path in the archive: file}; none if it is
+    static."""
+    if arch != "x86_64":
+        return _foreign_libraries(path, arch, {})
     p = subprocess.run(["ldd", path], capture_output=True, text=True)
-    libs = []
+    libs = {}
     for line in p.stdout.splitlines():
         if "not found" in line:
             raise BuildError(f"{path} needs a library that is not installed: {line.strip()}")
-        libs += [w for w in line.split() if w.startswith("/")]
+        libs |= {w: Path(w) for w in line.split() if w.startswith("/")}
     return libs
+
+
+@functools.cache
+def _packages(arch):
+    """The directory with that architecture's packages."""
+    return Path(_tool(ROOT / "scripts" / "fetch", arch).strip())
+
+
+def _foreign_libraries(path, arch, found):
+    """What ldd would tell, in the directories of the cross compiler and of scripts/fetch."""
+    triplet = f"{arch}-linux-gnu"
+    dirs = [Path(f"/usr/{triplet}/lib"), *(_packages(arch) / top / triplet for top in ("usr/lib", "lib"))]
+    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", _tool("readelf", "-d", path)):
+        if f"/lib/{name}" not in found:
+            file = next((d / name for d in dirs if (d / name).exists()), None)
+            if not file:
+                raise BuildError(f"{path} needs {name}, which is not in {', '.join(map(str, dirs))}")
+            found[f"/lib/{name}"] = file
+            _foreign_libraries(file, arch, found)
+    return found
 
 
 def _is_elf(path):
@@ -168,11 +192,12 @@ def _programs(arch):
 def _busybox(arch):
     """The static program, and the names of its applets."""
     ours = Path("/bin/busybox")
-    if not ours.exists() or _libraries(ours):
+    if not ours.exists() or _libraries(ours, "x86_64"):
         raise BuildError("no static /bin/busybox: scripts/deps lab")
     applets = _tool(ours, "--list").split()
     if arch != "x86_64":
-        ours = Path(_tool(ROOT / "scripts" / "fetch", arch).strip(), "bin", "busybox")
+        packages = _packages(arch)
+        ours = next(p for p in (packages / "bin/busybox", packages / "usr/bin/busybox") if p.exists())
     return ours, applets
 
 
@@ -203,8 +228,8 @@ def build(out, extra=(), arch="x86_64"):
         c.link("usr/bin", "../bin")
         for name, path in files:
             elf = _is_elf(path)
-            for lib in _libraries(path) if elf else ():
-                c.file(lib, _stripped(Path(lib), arch))
+            for lib, file in _libraries(path, arch).items() if elf else ():
+                c.file(lib, _stripped(file, arch))
             # Guest payloads may be ELF files of which QEMU needs all.
             strip = elf and not name.startswith("lab/build/guest")
             c.file(name, _stripped(path, arch) if strip else path)
