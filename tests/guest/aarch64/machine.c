@@ -186,7 +186,7 @@ void smi_increment(volatile uint64_t *word)
 uint8_t side(void)
 {
     static uint16_t key;
-    static uint8_t last;
+    static uint8_t last = SIDE_SOURCE;
     static bool busy;       /* protects key, and the device's state */
 
     if (!__atomic_exchange_n(&busy, true, __ATOMIC_ACQUIRE)) {
