@@ -100,6 +100,10 @@ class Side:
     def hmp(self, line):
         return self.cmd("human-monitor-command", command_line=line)
 
+    def registers_of_all(self):
+        """The number of vCPUs that have told their registers."""
+        return len(re.findall(r"\b(?:RIP|PC)=", self.hmp("info registers -a")))
+
     def status(self):
         return self.cmd("query-migrate").get("status")
 

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The fork and the QEMU that it is made from migrate to each other."""
+from itertools import product
+
 import pytest
 
+from arches import on_aarch64
 from pair import FORK, STOCK, Pair
 
 WAYS = {"stock-to-fork": (STOCK, FORK), "fork-to-stock": (FORK, STOCK), "stock-to-stock": (STOCK, STOCK)}
 MACHINES = ("pc-i440fx-10.0", "pc-q35-10.0")
+CHANNELS = {"preempt": ("postcopy-preempt",), "one-channel": ()}
+VIRT = "virt-10.0,gic-version=3"
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("way", WAYS)
-def test_precopy(lab, way, machine):
+def precopy(lab, way, machine):
     source, destination = WAYS[way]
     with Pair(lab, source=source, destination=destination, machine=machine, capabilities=None,
               mem=8) as pair:
@@ -18,14 +21,35 @@ def test_precopy(lab, way, machine):
         pair.finish()
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("preempt", [True, False], ids=["preempt", "one-channel"])
-@pytest.mark.parametrize("way", WAYS)
-def test_postcopy(lab, way, preempt, machine):
+def postcopy(lab, way, channels, machine):
     source, destination = WAYS[way]
     with Pair(lab, source=source, destination=destination, machine=machine,
-              capabilities=("postcopy-preempt",) if preempt else (), mem=8) as pair:
+              capabilities=CHANNELS[channels], mem=8) as pair:
         pair.postcopy()
         pair.finish()
         if destination == FORK:
             assert pair.faults()["exits"] > 20
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("way", WAYS)
+def test_precopy(lab, way, machine):
+    precopy(lab, way, machine)
+
+
+@on_aarch64("way", WAYS)
+def test_precopy_on_aarch64(lab, way):
+    precopy(lab, way, VIRT)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("way", WAYS)
+def test_postcopy(lab, way, channels, machine):
+    postcopy(lab, way, channels, machine)
+
+
+@on_aarch64("way, channels", product(WAYS, CHANNELS),
+            quick=[("stock-to-fork", "preempt"), ("fork-to-stock", "one-channel")])
+def test_postcopy_on_aarch64(lab, way, channels):
+    postcopy(lab, way, channels, VIRT)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from arches import on_aarch64
 from pair import Pair
 
 READONLY, EXIT_ON_MISSING = 2, 8
@@ -27,6 +28,15 @@ def slots(trace):
 @pytest.mark.parametrize("machine, spaces", [("pc", {0, SMRAM}), ("q35,smm=on", {0, SMRAM}),
                                              ("pc,smm=off", {0})])
 def test_flags(lab, machine, spaces):
+    flags_of(lab, machine, spaces)
+
+
+@on_aarch64(quick=True)
+def test_flags_on_aarch64(lab):
+    flags_of(lab, None, {0})
+
+
+def flags_of(lab, machine, spaces):
     with Pair(lab, exits="on", mem=8, machine=machine) as pair:
         pair.postcopy()
         pair.finish()

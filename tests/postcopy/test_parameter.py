@@ -3,6 +3,7 @@
 import pytest
 from qemu.qmp import ExecuteError
 
+from arches import on_both
 from initramfs import qemu
 from pair import Pair
 
@@ -26,6 +27,7 @@ def served_by_uffd_alone(pair):
     assert faults["exits"] == faults["populated"] == 0 and faults["uffd"] > 300, faults
 
 
+@on_both(quick=True)
 def test_auto_is_on_where_the_kernel_has_it(lab):
     with Pair(lab, mem=8) as pair:
         pair.postcopy()
@@ -34,6 +36,7 @@ def test_auto_is_on_where_the_kernel_has_it(lab):
         assert "postcopy-fault-exits: auto" in pair.destination.hmp("info migrate_parameters")
 
 
+@on_both(quick=True)
 def test_auto_is_off_where_the_kernel_has_it_not(old_kernel):
     with Pair(old_kernel, mem=8) as pair:
         pair.postcopy()
@@ -42,6 +45,7 @@ def test_auto_is_off_where_the_kernel_has_it_not(old_kernel):
             in pair.destination.trace()
 
 
+@on_both()
 def test_on_is_refused_at_migrate_incoming(old_kernel):
     with Pair(old_kernel, exits="on", mem=8) as pair:
         with pytest.raises(ExecuteError, match=MISSING):
@@ -52,6 +56,7 @@ def test_on_is_refused_at_migrate_incoming(old_kernel):
         served_by_uffd_alone(pair)
 
 
+@on_both(quick=True)
 def test_on_is_refused_on_the_command_line(old_kernel):
     result = old_kernel.run(f"{qemu(old_kernel.arch)} -accel kvm -nodefaults -display none "
                             "-global migration.postcopy-fault-exits=on "
@@ -60,6 +65,7 @@ def test_on_is_refused_on_the_command_line(old_kernel):
     assert MISSING in result.output and REMEDY in result.output
 
 
+@on_both()
 def test_on_is_refused_when_postcopy_is_announced(old_kernel):
     """What is set after migrate-incoming is seen when the source announces post-copy."""
     with Pair(old_kernel, mem=8) as pair:
@@ -73,6 +79,7 @@ def test_on_is_refused_when_postcopy_is_announced(old_kernel):
         assert pair.source.cmd("query-status")["status"] == "running"
 
 
+@on_both()
 def test_on_the_command_line(lab):
     with Pair(lab, mem=8, destination_options=("-global", "migration.postcopy-fault-exits=off")) as pair:
         pair.postcopy()

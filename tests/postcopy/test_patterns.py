@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
 import re
+from itertools import product
 
-import pytest
-
+from arches import on_both
 from pair import MIB, Pair
 
 EXITS = ("on", "off")
@@ -47,27 +47,25 @@ def assert_shared(faults):
     assert faults["requests"] - faults["uffd"] < 0.7 * faults["exits"]
 
 
-@pytest.mark.parametrize("exits", EXITS)
+@on_both("exits", EXITS, quick=["on"])
 def test_different_pages(lab, exits):
     migrate(lab, exits, pattern="disjoint")
 
 
-@pytest.mark.parametrize("exits", EXITS)
+@on_both("exits", EXITS, quick=["on", "off"])
 def test_same_page(lab, exits):
     faults, _ = migrate(lab, exits, pattern="shared")
     if exits == "on":
         assert_shared(faults)
 
 
-@pytest.mark.parametrize("backend", SHARED)
-@pytest.mark.parametrize("exits", EXITS)
+@on_both("exits, backend", product(EXITS, SHARED), quick=[("on", "memfd")])
 def test_shared_memory(lab, exits, backend):
     """Received in place; every other page is zero until it is written to."""
     migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])
 
 
-@pytest.mark.parametrize("backend", HUGETLB)
-@pytest.mark.parametrize("exits", EXITS)
+@on_both("exits, backend", product(EXITS, HUGETLB), quick=[("on", "memfd"), ("on", "file-private")])
 def test_same_huge_page(lab, exits, backend):
     faults, _ = migrate(lab, exits, at_least=5, pattern="samehuge", memory_mb=64, mem=48,
                         bandwidth=16 * MIB, backend=HUGETLB[backend])
@@ -77,7 +75,7 @@ def test_same_huge_page(lab, exits, backend):
         assert_shared(faults)
 
 
-@pytest.mark.parametrize("exits", EXITS)
+@on_both("exits", EXITS)
 def test_write_to_a_zero_page(lab, exits):
     # Zero pages are placed read-only, which KVM cannot use for a write, nor for a read.
     # They cost little to send: many have come before they are touched, others are asked for.

@@ -2,9 +2,11 @@
 """Post-copy that loses its connection while vCPUs wait for pages, and goes on."""
 import base64
 import decimal
+from itertools import product
 
 import pytest
 
+from arches import on_both
 from pair import MIB, Pair, until
 
 BACKENDS = {
@@ -33,11 +35,10 @@ def silence(pair):
         side.cmd("migrate-pause")
 
 
-@pytest.mark.parametrize("preempt", [True, False], ids=["preempt", "one-channel"])
-@pytest.mark.parametrize("exits", ["on", "off"])
-@pytest.mark.parametrize("trouble", [pause, reset, silence])
-def test_recovery(lab, trouble, exits, preempt):
-    capabilities = ("postcopy-preempt",) if preempt else ()
+@on_both("trouble, exits, channels", product([pause, reset, silence], ["on", "off"], ["preempt", "one-channel"]),
+         quick=[(reset, "on", "preempt"), (pause, "on", "one-channel")])
+def test_recovery(lab, trouble, exits, channels):
+    capabilities = ("postcopy-preempt",) if channels == "preempt" else ()
     with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
         pair.postcopy(pair.through_proxy(pair.listen()))
         pair.destination.wait_event("timing")
@@ -47,7 +48,7 @@ def test_recovery(lab, trouble, exits, preempt):
         assert pair.destination.cmd("query-status")["status"] == "running"
         if exits == "on":
             # vCPUs that wait for the recovery do what else they are asked to do.
-            assert pair.destination.hmp("info registers -a").count("RIP=") == 4
+            assert pair.destination.registers_of_all() == 4
             assert pair.faults()["exits"] == counts["exits"]
         pair.recover()
         pair.finish()
@@ -60,7 +61,7 @@ slow = pytest.mark.slow
 
 
 # Each of the choices once; all of them in make check-slow.
-@pytest.mark.parametrize("backend, exits, preempt", [
+@on_both("backend, exits, preempt", [
     ("memfd", "on", True),
     ("memfd", "off", False),
     ("hugetlb", "on", False),
@@ -93,6 +94,7 @@ def test_recovery_within_a_page(lab, backend, exits, preempt):
         pair.finish()
 
 
+@on_both()
 def test_recovery_fails_and_is_tried_again(lab):
     """The connection breaks in the handshake; then nobody comes, and the destination listens anew."""
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
@@ -110,7 +112,7 @@ def test_recovery_fails_and_is_tried_again(lab):
         pair.finish()
 
 
-@pytest.mark.parametrize("trouble", ["pause", "break"])
+@on_both("trouble", ["pause", "break"])
 def test_recovery_when_all_was_sent(lab, trouble):
     """The source has nothing left to send, and waits for the destination, which lacks pages."""
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
@@ -181,6 +183,7 @@ def test_tls(lab, backend, preempt):
         pair.finish()
 
 
+@on_both()
 def test_recovery_while_the_guest_is_stopped(lab):
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
         pair.postcopy()
