@@ -19,7 +19,7 @@ def draw(results, passes, path):
         axes.ecdf(waited, color=COLOURS[mode], linewidth=2,
                   label=f"exits {mode}: {len(waited)} touches that waited, median {median:.0f} µs")
         axes.ecdf(present, color=COLOURS[mode], linewidth=1, linestyle=":",
-                  label=f"exits {mode}: {len(present)} faults on present memory")
+                  label=f"exits {mode}: {len(present)} touches of present memory")
     axes.set_xscale("log")
     axes.set_xlabel("latency of one write, measured by the guest (µs, log scale)")
     axes.set_ylabel("share of touches that took at most this long")
