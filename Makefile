@@ -78,4 +78,4 @@ branch:          ## the series as a git branch, one commit per theme: build/bran
 	@scripts/series branch
 
 help:            ## this text
-	@sed -n 's/^\([a-z-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 18
