@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from arches import on_both
+from arches import on_aarch64, on_both
 from initramfs import below, qemu
 
 CASES = [
@@ -50,3 +50,12 @@ def test_postcopy(lab, case):
 @on_both()
 def test_postcopy_with_exits_off(lab):
     assert run(lab, "plain", "-global migration.postcopy-fault-exits=off") == 0
+
+
+@on_aarch64()
+def test_fault_exits_qtest(lab):
+    """Ours, which make check-quick runs for x86-64 on the host."""
+    result = lab.run(f"QTEST_QEMU_BINARY={qemu(lab.arch)} "
+                     f"build/{below('fork', lab.arch)}/tests/qtest/postcopy-fault-exits-test", timeout=120)
+    assert result.rc == 0, result.output
+    assert len(re.findall("^ok .*", result.output, re.M)) == 3 and "SKIP" not in result.output, result.output

@@ -50,6 +50,6 @@ def test_postcopy(lab, way, channels, machine):
 
 
 @on_aarch64("way, channels", product(WAYS, CHANNELS),
-            quick=[("stock-to-fork", "preempt"), ("fork-to-stock", "one-channel")])
+            quick=[("stock-to-fork", "preempt"), ("fork-to-stock", "preempt")])
 def test_postcopy_on_aarch64(lab, way, channels):
     postcopy(lab, way, channels, VIRT)

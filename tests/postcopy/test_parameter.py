@@ -3,6 +3,7 @@
 import pytest
 from qemu.qmp import ExecuteError
 
+import guest
 from arches import on_both
 from initramfs import qemu
 from pair import Pair
@@ -58,7 +59,8 @@ def test_on_is_refused_at_migrate_incoming(old_kernel):
 
 @on_both(quick=True)
 def test_on_is_refused_on_the_command_line(old_kernel):
-    result = old_kernel.run(f"{qemu(old_kernel.arch)} -accel kvm -nodefaults -display none "
+    result = old_kernel.run(f"{qemu(old_kernel.arch)} -accel kvm -cpu max "
+                            f"-machine {guest.MACHINE[old_kernel.arch]} -nodefaults -display none "
                             "-global migration.postcopy-fault-exits=on "
                             "-global migration.x-postcopy-ram=on -incoming tcp:127.0.0.1:4900")
     assert result.rc == 1

@@ -52,7 +52,7 @@ def test_different_pages(lab, exits):
     migrate(lab, exits, pattern="disjoint")
 
 
-@on_both("exits", EXITS, quick=["on", "off"])
+@on_both("exits", EXITS, quick=["on"])
 def test_same_page(lab, exits):
     faults, _ = migrate(lab, exits, pattern="shared")
     if exits == "on":
@@ -65,7 +65,7 @@ def test_shared_memory(lab, exits, backend):
     migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])
 
 
-@on_both("exits, backend", product(EXITS, HUGETLB), quick=[("on", "memfd"), ("on", "file-private")])
+@on_both("exits, backend", product(EXITS, HUGETLB))
 def test_same_huge_page(lab, exits, backend):
     faults, _ = migrate(lab, exits, at_least=5, pattern="samehuge", memory_mb=64, mem=48,
                         bandwidth=16 * MIB, backend=HUGETLB[backend])
