@@ -93,7 +93,9 @@ class CounterPair(Pair):
         before = clocks(self.source, self.cpus, 0, last=True)
         after = clocks(self.destination, self.cpus, 1)
         now = offsets(self.destination)
-        return Jump([signed(w - n) for w, n in zip(was, now)], now, before, after, khz)
+        jump = Jump([signed(w - n) for w, n in zip(was, now)], now, before, after, khz)
+        print(f"added to the counters: {jump.added_us} us; {dict(self.destination.trace())}")
+        return jump
 
     def passed_in_blackout_us(self, jump):
         """Guest time from the instant of the stop to that of the start, by both counters."""
