@@ -82,6 +82,25 @@ static Instant read_instant(void)
     return instant;
 }
 
+/* NULL if KVM does not let this register migrate, as older ones did not */
+static uint64_t *find_reg(ARMCPU *cpu, uint64_t reg)
+{
+    for (int i = 0; i < cpu->cpreg_array_len; i++) {
+        if (cpu->cpreg_indexes[i] == reg) {
+            return &cpu->cpreg_values[i];
+        }
+    }
+    return NULL;
+}
+
+static void set_reg(CPUState *cs, uint64_t reg, uint64_t value)
+{
+    if (kvm_set_one_reg(cs, reg, &value)) {
+        error_report("KVM does not set the system counter");
+        abort();
+    }
+}
+
 static bool read_offset(CPUState *cs, uint64_t reg, GuestCounterOffset *offset)
 {
     for (int i = 0; i < READINGS; i++) {
@@ -105,10 +124,7 @@ static void set_offset(CPUState *cs, uint64_t reg, uint64_t offset)
     do {
         uint64_t before = host_counter(), guest = before + lead - offset;
 
-        if (kvm_set_one_reg(cs, reg, &guest)) {
-            error_report("KVM does not set the system counter");
-            abort();
-        }
+        set_reg(cs, reg, guest);
         is = GUEST_COUNTER_OFFSET_ANY;
         guest_counter_narrow(&is, before, host_counter(), guest);
         if (!read_offset(cs, reg, &is)) {
@@ -255,7 +271,9 @@ static void restore(CPUState *cs, KVMArmGuestTime *gt)
         must_set_one_offset(shift - gt->virtual);
     } else {
         set_offset(cs, KVM_REG_ARM_TIMER_CNT, shift - gt->virtual);
-        set_offset(cs, KVM_REG_ARM_PTIMER_CNT, shift - gt->physical);
+        if (find_reg(ARM_CPU(cs), KVM_REG_ARM_PTIMER_CNT)) {
+            set_offset(cs, KVM_REG_ARM_PTIMER_CNT, shift - gt->physical);
+        }
     }
     set_vtime(gt->virtual, false);
     trace_kvm_arm_guest_time_start(gap_ns, instant.time.realtime,
@@ -293,10 +311,26 @@ void kvm_arm_guest_time_start(ARMCPU *cpu)
     kvm_arm_guest_time_forget(cpu);
 }
 
-void kvm_arm_guest_time_post_load(ARMCPU *cpu, uint64_t virtual)
+void kvm_arm_guest_time_post_load(ARMCPU *cpu)
 {
-    if (cpu->kvm_counter_offset && CPU(cpu) == first_cpu) {
-        must_set_one_offset(host_counter() - virtual);
+    static const uint64_t counters[] = {
+        KVM_REG_ARM_TIMER_CNT, KVM_REG_ARM_PTIMER_CNT,
+    };
+
+    if (CPU(cpu) != first_cpu) {
+        return;
+    }
+    if (cpu->kvm_counter_offset) {
+        must_set_one_offset(host_counter() -
+                            *find_reg(cpu, KVM_REG_ARM_TIMER_CNT));
+        return;
+    }
+    for (int i = 0; i < ARRAY_SIZE(counters); i++) {
+        uint64_t *value = find_reg(cpu, counters[i]);
+
+        if (value) {
+            set_reg(CPU(cpu), counters[i], *value);
+        }
     }
 }
 

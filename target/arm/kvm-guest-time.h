@@ -46,8 +46,12 @@ void kvm_arm_guest_time_stop(ARMCPU *cpu, RunState state);
  */
 void kvm_arm_guest_time_start(ARMCPU *cpu);
 
-/* Registers were loaded, with a virtual counter of @virtual */
-void kvm_arm_guest_time_post_load(ARMCPU *cpu, uint64_t virtual);
+/*
+ * Registers were loaded: write the counters, for all vCPUs, which nothing else
+ * does with them.  A VM whose physical counter was never written has it as the
+ * hardware has it, without traps.
+ */
+void kvm_arm_guest_time_post_load(ARMCPU *cpu);
 
 /* Another state is about to be loaded, or the guest begins anew */
 void kvm_arm_guest_time_forget(ARMCPU *cpu);
