@@ -32,7 +32,7 @@ MIB = 1 << 20
 TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enable",
          "kvm_exit_on_missing_disable", "kvm_exit_on_missing_probe", "postcopy_fault_exit",
          "postcopy_fault_exit_end", "postcopy_fault_ask_again", "postcopy_fault_exits_off",
-         "postcopy_mirror", "postcopy_no_mirror", "postcopy_receive_twice",
+         "postcopy_mirror", "postcopy_no_mirror", "postcopy_preempt_hit", "postcopy_receive_twice",
          "migration_completion_postcopy_end_after_complete",
          "kvm_guest_time_stop", "kvm_guest_time_start", "kvm_guest_time_clock",
          "kvm_guest_time_offset", "kvm_guest_time_no_instant",
@@ -50,7 +50,7 @@ def until(condition, what, timeout=60):
 
 
 def listens(lab, port):
-    return not lab.run(f"netstat -ltn | grep -q ':{port} '").rc
+    return not lab.run(f"grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp").rc
 
 
 class Side:
@@ -59,16 +59,17 @@ class Side:
     def __init__(self, lab, name, qemu, arguments, options, traced=True, wrapper=()):
         self.lab = lab
         self.name = name
-        self.console = f"/tmp/{name}.console"
-        self.trace_log = f"/tmp/{name}.trace"
-        self.pidfile = f"/tmp/{name}.pid"
+        self.console = f"{lab.tmp}/{name}.console"
+        self.trace_log = f"{lab.tmp}/{name}.trace"
+        self.pidfile = f"{lab.tmp}/{name}.pid"
         self.qmp = None
         lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
         argv = [
-            *wrapper, path_of(lab.arch, qemu), *("-name", f"{name},debug-threads=on", "-accel", "kvm", "-cpu", "max"),
+            *wrapper, path_of(lab.arch, qemu), *("-name", f"{name},debug-threads=on", *lab.machine),
             *guest.arguments(name, self.console, **{"payload": guest.payload("touch", lab.arch)} | options,
                              arch=lab.arch),
-            *("-qmp", f"tcp:0.0.0.0:{QMP_PORT[name]},server=on,wait=off", "-pidfile", self.pidfile),
+            *("-qmp", f"tcp:{lab.address}:{QMP_PORT[name]},server=on,wait=off"),
+            *("-pidfile", self.pidfile),
             *arguments,
         ]
         if traced and qemu == FORK:
