@@ -176,6 +176,15 @@ class Lab:
     cpu: of L1's QEMU, if not as in MACHINES; "max" alone lets x86's KVM scale TSCs.
     """
 
+    # For QEMUs in L1
+    machine = ("-accel", "kvm", "-cpu", "max")
+    address = "0.0.0.0"
+    tmp = "/tmp"
+    exit_on_missing = True      # L1's KVM has it
+    # A touch that took less has not waited for another process; on huge pages that KVM has
+    # mapped, it is no fault at all.
+    wait_us = 100
+
     def __init__(self, name="lab", cpus=2, memory_mb=2048, hugepages=0, extra=(), append="",
                  allow=None, shell=False, boot_timeout=120, shared=None, cpu=None, arch="x86_64"):
         self.name = name
