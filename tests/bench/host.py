@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """This machine in place of the lab's first-level machine, for pair.Pair: its kernel, its KVM."""
+import functools
 import os
 import platform
-import shlex
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -79,8 +80,8 @@ class Host:
             raise BenchError("no access to /dev/kvm: as root, or in the group kvm; or --accel tcg")
         self.accelerator = accelerator or ("kvm" if usable else "tcg")
         # No more than PVM has
-        self.machine = ("-accel", self.accelerator,
-                        "-cpu", "qemu64" if self.accelerator == "kvm" else "max")
+        self.qemu_words = ("-accel", self.accelerator,
+                           "-cpu", "qemu64" if self.accelerator == "kvm" else "max")
         self.cpus = os.cpu_count()
         self.hugepages = hugepages
         self.exit_on_missing = self.accelerator == "kvm" and EXIT_ON_MISSING.exists()
@@ -113,3 +114,10 @@ class Host:
 
     def host_port(self, port):
         return port
+
+    @functools.cache
+    def port(self, number):
+        """A port that is free, always the same one for a number."""
+        with socket.socket() as s:
+            s.bind((self.address, 0))
+            return s.getsockname()[1]

@@ -25,7 +25,7 @@ from bench import say
 from host import EXIT_ON_MISSING, Host
 from initramfs import qemu
 from lab import Lab
-from pair import FORK, MIB, STOCK, Pair, until
+from pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
 
 # QEMU on both sides, and postcopy-fault-exits.
 VARIANTS = {"stock": (STOCK, None), "exits off": (FORK, "off"), "exits on": (FORK, "on")}
@@ -38,7 +38,7 @@ PATTERNS = ("disjoint", "shared", "samehuge", "zerowrite")
 # A touch has waited if it took longer than this many medians of a fault on present memory.
 THRESHOLD_MEDIANS = 2
 # Stock QEMU leaves TCP_NODELAY off: some requests wait 40 ms for a delayed acknowledgement.
-URIS = {"tcp": "tcp:127.0.0.1:4010", "unix": "unix:{tmp}/migration.sock"}
+URIS = {"tcp": "tcp:127.0.0.1:{port}", "unix": "unix:{tmp}/migration.sock"}
 TICKS_PER_S = 100       # of /proc/PID/stat
 TIMEOUT_S = 300
 STRACE_LOG = "/tmp/strace"
@@ -178,7 +178,7 @@ def migrate(lab, variant, backend, options, count=False):
               wrapper=("busybox", "time", "-v")) as pair:
         src, dst = pair.sides
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
-        uri = URIS[options.transport].format(tmp=lab.tmp)
+        uri = URIS[options.transport].format(tmp=lab.tmp, port=lab.port(FIRST_MIGRATION_PORT))
         dst.cmd("migrate-incoming", uri=uri)
         pair.start(uri)
         strace = Strace(pair) if count else None
@@ -276,7 +276,7 @@ def machine(lab):
         "host_kernel_release": platform.release(),
         "qemu_processors_count": lab.cpus,
         "qemu_kernel_release": lab.run("uname -r", check=True).output.strip(),
-        "accelerator": " ".join(lab.machine),
+        "accelerator": " ".join(lab.qemu_words),
         "qemu_versions": {name: lab.run(f"{qemu(lab.arch, name)} --version", check=True).output.splitlines()[0]
                           for name in (STOCK, FORK)},
     }

@@ -177,7 +177,7 @@ class Lab:
     """
 
     # For QEMUs in L1
-    machine = ("-accel", "kvm", "-cpu", "max")
+    qemu_words = ("-accel", "kvm", "-cpu", "max")
     address = "0.0.0.0"
     tmp = "/tmp"
     exit_on_missing = True      # L1's KVM has it
@@ -337,6 +337,11 @@ class Lab:
         self.run(f"cat >{q} && chmod {mode:o} {q}", stdin=data, check=True)
 
     # Ports
+
+    @staticmethod
+    def port(number):
+        """L1 has all ports for itself."""
+        return number
 
     def host_port(self, guest_port):
         """The port of 127.0.0.1 on the host that leads to a port of all L1's addresses."""

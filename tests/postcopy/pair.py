@@ -62,13 +62,14 @@ class Side:
         self.console = f"{lab.tmp}/{name}.console"
         self.trace_log = f"{lab.tmp}/{name}.trace"
         self.pidfile = f"{lab.tmp}/{name}.pid"
+        self.port = lab.port(QMP_PORT[name])
         self.qmp = None
         lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
         argv = [
-            *wrapper, path_of(lab.arch, qemu), *("-name", f"{name},debug-threads=on", *lab.machine),
+            *wrapper, path_of(lab.arch, qemu), *("-name", f"{name},debug-threads=on", *lab.qemu_words),
             *guest.arguments(name, self.console, **{"payload": guest.payload("touch", lab.arch)} | options,
                              arch=lab.arch),
-            *("-qmp", f"tcp:{lab.address}:{QMP_PORT[name]},server=on,wait=off"),
+            *("-qmp", f"tcp:{lab.address}:{self.port},server=on,wait=off"),
             *("-pidfile", self.pidfile),
             *arguments,
         ]
@@ -77,11 +78,10 @@ class Side:
         self.job = lab.job("exec " + shlex.join(argv))
 
     def connect(self):
-        port = QMP_PORT[self.name]
         # L1's QEMU accepts connections before the one in L1 does.
-        until(lambda: not self.job.running or listens(self.lab, port), f"QMP of the {self.name}")
+        until(lambda: not self.job.running or listens(self.lab, self.port), f"QMP of the {self.name}")
         self.check()
-        self.qmp = QEMUMonitorProtocol(("127.0.0.1", self.lab.host_port(port)))
+        self.qmp = QEMUMonitorProtocol(("127.0.0.1", self.lab.host_port(self.port)))
         self.qmp.connect()
         self.qmp.settimeout(60)
 
