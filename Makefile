@@ -31,8 +31,9 @@ stock: build     ## build the same QEMU without our series: build/stock/qemu-sys
 	@scripts/setup stock $(ARCH)
 	@scripts/ninja build/stock.d/fork$(S) qemu-system-$(ARCH)
 
-guest: build     ## build the guest payload: build/guest
+guest: build     ## build the guest payload and the raw KVM bench: build/guest, build/bench
 	@$(MAKE) -s -C tests/guest ARCH=$(ARCH) O=$(CURDIR)/build/guest$(S)
+	@$(MAKE) -s -C tests/bench/demand-paging ARCH=$(ARCH) O=$(CURDIR)/build/bench$(S)
 
 kernel:          ## build the lab's Linux, once for all clones
 	@scripts/deps lab kernel $(S:-%=%)

@@ -177,7 +177,8 @@ def _programs(arch):
     """What of build/ goes in: (path below /lab, file)."""
     fork = f"build/{below('fork', arch)}"
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
-    names = [f"{fork}/qemu-img", f"{fork}/tests/unit/test-snapshot-holes", qemu(arch), qemu(arch, "stock")]
+    names = [f"{fork}/qemu-img", f"{fork}/tests/unit/test-snapshot-holes", qemu(arch), qemu(arch, "stock"),
+             f"build/{below('bench', arch)}/demand-paging"]
     names += [f"{fork}/tests/qtest/{name}" for name in sorted(ours | {"migration-test"})]
     for name in names:
         yield name, ROOT / name

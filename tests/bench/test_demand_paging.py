@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""tests/bench/demand-paging in the lab: who serves its faults, and what it refuses."""
+import json
+
+import pytest
+
+PROGRAM = "build/bench/demand-paging"
+SWITCH = "/sys/module/kvm/parameters/exit_on_missing"
+PAGES = 512     # of two vCPUs with 1 MiB each
+
+
+def measure(lab, options):
+    return json.loads(lab.run(f"{PROGRAM} -v 2 -b 1 -j {options}", check=True).output)
+
+
+@pytest.mark.parametrize("options", ["", "-a -u minor -s shmem -r 2"])
+def test_userfaultfd(lab, options):
+    figures = measure(lab, options)
+    assert (figures["exits_count"], figures["uffd_events_count"]) == (0, PAGES)
+    assert figures["voluntary_switches_per_fault_count"] > 0.5
+
+
+@pytest.mark.parametrize("options", ["", "-a -p", "-u minor -s shmem"])
+def test_exits(lab, options):
+    figures = measure(lab, f"-w {options}")
+    assert (figures["exits_count"], figures["uffd_events_count"]) == (PAGES, 0)
+    assert figures["bad_pages_count"] == 0
+    assert 0 < figures["latency_p50_us"] <= figures["latency_max_us"]
+
+
+def test_huge_pages(lab):
+    figures = measure(lab, "-b 4 -s hugetlb -w")
+    assert (figures["page_size_kib"], figures["exits_count"]) == (2048, 4)
+
+
+def test_shared(lab):
+    figures = measure(lab, "-o -w")
+    assert figures["touch_count"] == PAGES
+    assert PAGES / 2 <= figures["exits_count"] <= PAGES
+    # Two vCPUs that made one page: one of them found it there.
+    assert figures["exits_count"] - figures["eexist_count"] == PAGES / 2
+
+
+def test_refused(lab):
+    lab.run(f"echo N >{SWITCH}", check=True)
+    try:
+        result = lab.run(f"{PROGRAM} -w")
+    finally:
+        lab.run(f"echo Y >{SWITCH}", check=True)
+    assert result.rc == 2 and "no KVM_MEM_EXIT_ON_MISSING" in result.output
