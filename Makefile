@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock guest kernel aarch64 check-quick check check-slow demo soak bench-postcopy bench-guest-time bench-snapshot bench-counter lab-shell branch help
+.PHONY: all build stock guest kernel aarch64 check-quick check check-slow demo soak bench bench-demand-paging bench-postcopy bench-guest-time bench-snapshot bench-counter lab-shell branch help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -33,7 +33,7 @@ stock: build     ## build the same QEMU without our series: build/stock/qemu-sys
 
 guest: build     ## build the guest payload and the raw KVM bench: build/guest, build/bench
 	@$(MAKE) -s -C tests/guest ARCH=$(ARCH) O=$(CURDIR)/build/guest$(S)
-	@$(MAKE) -s -C tests/bench/demand-paging ARCH=$(ARCH) O=$(CURDIR)/build/bench$(S)
+	@$(MAKE) -s -C tests/bench/demand-paging $(if $(S),CROSS=aarch64-linux-gnu-) O=$(CURDIR)/build/bench$(S)
 
 kernel:          ## build the lab's Linux, once for all clones
 	@scripts/deps lab kernel $(S:-%=%)
@@ -54,14 +54,25 @@ check-slow: stock guest kernel aarch64 ## all tests there are
 demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then off
 	@build/venv/bin/python tests/demo/demo.py --arch $(ARCH)
 
+BENCH = build/venv/bin/python tests/bench
+BENCH_OPTIONS = $(if $(QUICK),--quick)
+bench: bench-demand-paging bench-postcopy bench-guest-time bench-snapshot ## all benches, and build/reports/report.md; QUICK=1: in less than five minutes
+	@$(BENCH)/report.py
+
+# One after the other, also with make -j.
+.NOTPARALLEL: bench
+
+bench-demand-paging: guest kernel ## faults of a raw KVM guest: exits against userfaultfd, in the lab
+	@$(BENCH)/demand_paging.py $(BENCH_OPTIONS)
+
 bench-postcopy: stock guest kernel ## post-copy of stock QEMU and of the fork, exits off and on, measured in the lab
-	@build/venv/bin/python tests/bench/postcopy.py
+	@$(BENCH)/postcopy.py $(BENCH_OPTIONS)
 
 bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: stock QEMU, the fork; 100 in a row
-	@build/venv/bin/python tests/bench/guest_time.py
+	@$(BENCH)/guest_time.py $(BENCH_OPTIONS)
 
 bench-snapshot: stock guest ## background snapshots of stock QEMU and of the fork, measured on this host
-	@build/venv/bin/python tests/bench/snapshot.py
+	@$(BENCH)/snapshot.py $(BENCH_OPTIONS)
 
 bench-counter: aarch64 ## what it costs an arm64 guest to read its counters, in the lab
 	@build/venv/bin/python tests/bench/counter.py

@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What the benches have in common: progress, the report, and how they end."""
+import contextlib
+import io
 import json
+import os
+import platform
+import re
+import shlex
 import signal
+import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,12 +34,48 @@ def say(text):
     print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
-def write(name, figures):
-    """To build/reports/NAME.json."""
-    report = REPORTS / f"{name}.json"
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.write_text(json.dumps(figures, indent=2) + "\n")
-    say(f"wrote {report.relative_to(ROOT)}")
+def about():
+    """What is run, and on what. Call it at the start, as the load is that of others."""
+    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12"],
+                         capture_output=True, text=True)
+    program = Path(sys.argv[0]).resolve()
+    return {
+        "command": shlex.join([str(program.relative_to(ROOT)), *sys.argv[1:]]),
+        "commit": git.stdout.strip() or "unknown",
+        "started_utc": datetime.now(timezone.utc).isoformat(" ", "minutes").removesuffix("+00:00"),
+        "host_processors_count": os.cpu_count(),
+        "host_cpu_model": model and model[1],
+        "host_kernel_release": platform.release(),
+        # Processes that ran or wanted to run, of the minute before: below 0.5 the host was idle.
+        "host_load_before_count": os.getloadavg()[0],
+    }
+
+
+def write(name, figures, title, text, pictures=()):
+    """To build/reports: NAME.json, and NAME.md, the section of the report.
+
+    figures: with about() as "about". text: of the section. pictures: (name, caption).
+    """
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    (REPORTS / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
+    a = figures["about"]
+    load = a["host_load_before_count"]
+    busy = f"; the host was **not idle** before (load {load:.1f})" if load >= 0.5 else ""
+    lines = [f"## {title}", "", f"`{a['command']}`, {a['started_utc']} UTC, commit {a['commit']}{busy}", "", text.strip()]
+    for picture, caption in pictures:
+        lines += ["", f"![{caption}]({picture}.svg)"]
+    (REPORTS / f"{name}.md").write_text("\n".join(lines) + "\n")
+    say(f"wrote {REPORTS.relative_to(ROOT)}/{name}.json, {name}.md"
+        + "".join(f", {picture}.svg" for picture, _ in pictures))
+
+
+def printed(show, *of):
+    """Call show(), and return what it printed, which is shown as well."""
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        show(*of)
+    print(text.getvalue(), end="")
+    return text.getvalue()
 
 
 def main(run, options):

@@ -116,8 +116,8 @@ def show(report):
 
 
 def run(options):
+    report = {"about": bench.about(), "tsc_khz": tsc_khz(), "vcpus_count": CPUS, "held": {}, "in_a_row": {}}
     say("boot the lab")
-    report = {"tsc_khz": tsc_khz(), "vcpus_count": CPUS, "held": {}, "in_a_row": {}}
     with Lab(name="guest-time") as lab:
         for variant in VARIANTS:
             say(f"{variant}: a blackout of {options.held} s")
@@ -125,17 +125,21 @@ def run(options):
         for variant in VARIANTS:
             number = options.number if variant == "fork continuous" else min(options.number, 10)
             report["in_a_row"][variant] = in_a_row(lab, variant, number)
-    show(report)
-    bench.write("guest-time", report)
+    bench.write("guest-time", report, "Guest time: what migrations do to a guest's clocks",
+                bench.printed(show, report))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--number", type=int, default=100,
+    parser.add_argument("--quick", action="store_true", help="5 in a row, blackouts of 1 s")
+    parser.add_argument("--number", type=int,
                         help="migrations in a row with the fork's guest-time=continuous (100); 10 with the others")
-    parser.add_argument("--held", type=int, default=3, metavar="S", help="seconds of the blackouts (3)")
-    bench.main(run, parser.parse_args())
+    parser.add_argument("--held", type=int, metavar="S", help="seconds of the blackouts (3)")
+    options = parser.parse_args()
+    options.number = options.number or (5 if options.quick else 100)
+    options.held = options.held or (1 if options.quick else 3)
+    bench.main(run, options)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ import argparse
 import contextlib
 import ctypes
 import itertools
-import os
-import platform
 import re
 import statistics
 import subprocess
@@ -202,7 +200,7 @@ def show(results):
 
 
 def run(options):
-    results = []
+    about, results = bench.about(), []
     with tempfile.TemporaryDirectory(dir=options.directory, prefix="bench-snapshot-") as directory:
         directory = Path(directory)
         for case in cases(options):
@@ -218,35 +216,36 @@ def run(options):
                     say(f"{name_of(case)}, {variant}: setup "
                         f"{runs[variant][-1]['setup_us'] / 1000:.1f} ms")
             results.append({"case": case, "runs": runs})
-    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
-    about = {"host_processors_count": os.cpu_count(), "host_cpu_model": model and model[1],
-             "host_kernel_release": platform.release(), "accelerator": options.accel,
-             "thp_enabled": Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip(),
-             "qemu_versions": {v: subprocess.run([binary, "--version"], capture_output=True, text=True,
-                                                 check=True).stdout.splitlines()[0]
-                               for v, binary in VARIANTS.items()}}
-    show(results)
+    about |= {"accelerator": options.accel,
+              "thp_enabled": Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip(),
+              "qemu_versions": {v: subprocess.run([binary, "--version"], capture_output=True, text=True,
+                                                  check=True).stdout.splitlines()[0]
+                                for v, binary in VARIANTS.items()}}
+    text = f"Medians of {options.rounds} rounds.\n```{bench.printed(show, results)}```"
     bench.write("bench-snapshot", {
-        "machine": about, "settings": {"vcpus_count": options.cpus, "seed": options.seed,
-                                       "rounds_count": options.rounds, "settle_s": options.settle},
-        "results": results})
+        "about": about, "settings": {"vcpus_count": options.cpus, "seed": options.seed,
+                                     "rounds_count": options.rounds, "settle_s": options.settle},
+        "results": results}, "Background snapshots, on the host's kernel", text)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", type=int, default=[1, 4], metavar="GIB",
-                        help="of the guest (1 4)")
+    parser.add_argument("--quick", action="store_true", help="1 round of a guest of 1 GiB")
+    parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="of the guest (1 4)")
     parser.add_argument("--only", default="", metavar="TEXT",
                         help="cases whose name has it, like 'THP on'")
-    parser.add_argument("--rounds", type=int, default=3, help="snapshots of each case (3)")
+    parser.add_argument("--rounds", type=int, help="snapshots of each case (3)")
     parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
     parser.add_argument("--seed", type=int, default=1, help="of contents and order (1)")
     parser.add_argument("--settle", type=float, default=1, metavar="S",
                         help="let the guest write for so long before (1)")
     parser.add_argument("--accel", choices=("tcg", "kvm"), default="tcg", help="of the guest (tcg)")
     parser.add_argument("--directory", help="for the snapshots (the system's for temporary files)")
-    bench.main(run, parser.parse_args())
+    options = parser.parse_args()
+    options.sizes = options.sizes or ([1] if options.quick else [1, 4])
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    bench.main(run, options)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def arguments(side, log, cpus=4, memory_mb=128, machine=None, payload=None, arch
     checkout's touch.bin. Parameters, of which both sides must have the same, for touch.bin:
       pattern  disjoint: each processor has its part of memory; shared: all processors touch
                all pages, together; samehuge: they touch different pages of the same 2 MiB;
+               sequential: disjoint, and in order of their addresses, where the others are random;
                zerowrite: disjoint, and read before they write (use with zero=100);
                smm: disjoint, and processor 0 touches by an SMI handler
                (x86 only)

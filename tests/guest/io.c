@@ -10,7 +10,7 @@
 
 struct parameters par = { .zero_percent = 12 };
 const char *const pattern_names[PATTERNS] = {
-    "disjoint", "shared", "samehuge", "zerowrite", "smm",
+    "disjoint", "shared", "samehuge", "zerowrite", "smm", "sequential",
 };
 
 static char line[512];

@@ -100,7 +100,7 @@ def test_boots_and_checks_its_memory(start, arch, machine, cpus):
 
 
 @pytest.mark.parametrize("arch, pattern", [
-    *((arch, pattern) for arch in QEMU for pattern in ("disjoint", "shared", "samehuge", "zerowrite")),
+    *((arch, pattern) for arch in QEMU for pattern in ("disjoint", "shared", "samehuge", "zerowrite", "sequential")),
     ("x86_64", "smm")])
 def test_patterns(start, arch, pattern):
     qemu = start("destination", arch=arch, **OPTIONS, pattern=pattern)

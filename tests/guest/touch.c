@@ -70,6 +70,9 @@ static uint64_t page_of_step(uint32_t cpu, uint64_t i, uint64_t key,
         *together = i % per_block == 0;
         return permute(i / per_block, pages / BLOCK_PAGES, key) * BLOCK_PAGES
                + cpu + i % per_block * par.cpus;
+    case SEQUENTIAL:
+        *together = false;
+        return slice_start(cpu) + i;
     default:
         *together = false;
         return slice_start(cpu)

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Page faults of a raw KVM guest in the lab: one userfaultfd with one reader, against exits.
+
+Runs build/bench/demand-paging for some numbers of vCPUs and two kinds of memory, each round once in each
+way, in an order that turns. Prints tables, and writes build/reports/demand-paging.json, .md and pictures.
+Ratios are of the medians, with those of the rounds in brackets.
+"""
+import argparse
+import json
+import statistics
+
+import bench
+import pictures
+from bench import say
+from lab import Lab
+
+PROGRAM = "build/bench/demand-paging"
+BASE, EXITS = "one reader", "exits"
+VARIANTS = {BASE: "", EXITS: "-w", "exits, mapped at once": "-w -p"}
+# The first is what the kernel series was measured with.
+KINDS = {"minor faults of shmem": "-u minor -s shmem", "missing anonymous memory": "-u missing -s anonymous"}
+# What exits must reach: at up to so many vCPUs, times the rate of one reader.
+WANTED = ((2, 2.0), (16, 1.0))
+TIMEOUT_S = 300
+
+
+def measure(lab, kind, vcpus, variant, options):
+    output = lab.run(f"{PROGRAM} -j -a -v {vcpus} -b {options.memory} {KINDS[kind]} {VARIANTS[variant]}",
+                     timeout=TIMEOUT_S, check=True).output
+    return json.loads(output)
+
+
+def ratio(runs, variant, key="pages_per_s"):
+    """(of the medians, least of the rounds, most)"""
+    base = [run[key] for run in runs[BASE]]
+    other = [run[key] for run in runs[variant]]
+    rounds = [o / b for o, b in zip(other, base)]
+    return statistics.median(other) / statistics.median(base), min(rounds), max(rounds)
+
+
+def median(runs, key):
+    return statistics.median(run[key] for run in runs)
+
+
+def verdicts(results):
+    """What was wanted, and whether it came."""
+    for kind, of in results.items():
+        for vcpus, runs in of.items():
+            wanted = next(least for most, least in WANTED if vcpus <= most)
+            reached = ratio(runs, EXITS)[0]
+            yield (f"{kind}, {vcpus} vCPUs: exits {reached:.2f} x one reader, wanted {wanted:.1f} x: "
+                   f"{'reached' if reached >= wanted else 'NOT REACHED'}")
+
+
+def tables(results):
+    for kind, of in results.items():
+        yield f"Pages/s, {kind}; median (least..most):\n"
+        others = list(VARIANTS)[1:]
+        yield "| vCPUs | " + " | ".join(VARIANTS) + " | " + " | ".join(f"{v} / {BASE}" for v in others) + " |"
+        yield "| ---: " * (2 * len(VARIANTS)) + "|"
+        for vcpus, runs in of.items():
+            cells = [f"{median(r, 'pages_per_s'):.0f} ({min(x['pages_per_s'] for x in r):.0f}.."
+                     f"{max(x['pages_per_s'] for x in r):.0f})" for r in runs.values()]
+            cells += ["{:.2f} ({:.2f}..{:.2f})".format(*ratio(runs, v)) for v in others]
+            yield f"| {vcpus} | " + " | ".join(cells) + " |"
+        yield f"\nOf each fault, {kind}; medians:\n"
+        yield ("| vCPUs | variant | touch, p50 (us) | p95 | p99 | exits | messages | EEXIST | voluntary switches | "
+               "processor time (us) |")
+        yield "| ---: | --- " + "| ---: " * 8 + "|"
+        for vcpus, runs in of.items():
+            for variant, r in runs.items():
+                cpu_us = statistics.median((x["vcpu_threads_cpu_s"] + x["reader_threads_cpu_s"]) * 1e6 / x["touch_count"]
+                                           for x in r)
+                cells = [f"{median(r, f'latency_p{p}_us'):.0f}" for p in (50, 95, 99)]
+                cells += [f"{median(r, key):.0f}" for key in ("exits_count", "uffd_events_count", "eexist_count")]
+                cells += [f"{median(r, 'voluntary_switches_per_fault_count'):.2f}", f"{cpu_us:.0f}"]
+                yield f"| {vcpus} | {variant} | " + " | ".join(cells) + " |"
+        yield ""
+
+
+def draw(results):
+    pictures.rates("demand-paging-rates", "Demand paging in the lab (L1: emulated processors)", {
+        kind: {variant: {vcpus: [run["pages_per_s"] for run in runs[variant]] for vcpus, runs in of.items()}
+               for variant in VARIANTS} for kind, of in results.items()}, "pages/s, all vCPUs")
+    kind, of = next(iter(results.items()))
+    few = [n for n in of if n in (1, 4, 16)] or list(of)
+    pictures.distributions("demand-paging-latencies", f"Touches of a missing page: {kind}", {
+        f"{vcpus} vCPUs": {variant: [us for run in of[vcpus][variant] for us in run["latency_permille_us"]]
+                           for variant in VARIANTS} for vcpus in few})
+    return [("demand-paging-rates", "rates over vCPUs"), ("demand-paging-latencies", "distributions of latencies")]
+
+
+def run(options):
+    about = bench.about()
+    kinds = list(KINDS)[:1] if options.quick else list(KINDS)
+    results = {kind: {vcpus: {v: [] for v in VARIANTS} for vcpus in options.vcpus} for kind in kinds}
+    say("boot the lab")
+    with Lab(name="demand-paging", memory_mb=1024 + 2 * options.memory * max(options.vcpus)) as lab:
+        about |= {"l1_processors_count": lab.cpus,
+                  "l1_kernel_release": lab.run("uname -r", check=True).output.strip()}
+        names = list(VARIANTS)
+        for n in range(options.rounds):
+            first = n % len(names)
+            for kind, of in results.items():
+                say(f"round {n + 1} of {options.rounds}: {kind}")
+                for vcpus, runs in of.items():
+                    for variant in names[first:] + names[:first]:
+                        runs[variant].append(measure(lab, kind, vcpus, variant, options))
+    text = "\n".join([
+        f"{options.rounds} rounds, interleaved, {options.memory} MiB for each vCPU, one userfaultfd for all memory.", "",
+        *tables(results), *(f"* {line}" for line in verdicts(results))])
+    print(text)
+    bench.write("demand-paging", {
+        "about": about, "settings": {"memory_per_vcpu_mib": options.memory, "rounds_count": options.rounds},
+        "results": results}, "Demand paging: exits against userfaultfd, without QEMU", text, draw(results))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2 rounds of 4 MiB, one kind of memory")
+    parser.add_argument("--vcpus", nargs="+", type=int, default=[1, 2, 4, 8, 16], help="(1 2 4 8 16)")
+    parser.add_argument("--memory", type=int, metavar="MIB", help="of each vCPU (16)")
+    parser.add_argument("--rounds", type=int, help="(5)")
+    options = parser.parse_args()
+    options.memory = options.memory or (4 if options.quick else 16)
+    options.rounds = options.rounds or (2 if options.quick else 5)
+    bench.main(run, options)
+
+
+if __name__ == "__main__":
+    main()

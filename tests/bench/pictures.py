@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Pictures of the benches, as PNG and SVG, in build/reports."""
+import statistics
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt     # noqa: E402
+
+from bench import REPORTS           # noqa: E402
+
+COLOURS = ("#c8501e", "#7a7a7a", "#0b62a4", "#2f8f4e")
+POINTS = 200    # of a curve, at most
+# The same figures give the same file; text stays text.
+matplotlib.rcParams |= {"svg.hashsalt": "bench", "svg.fonttype": "none", "font.size": 9}
+
+
+def _panels(panels, height):
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.5 * len(panels) + 0.5, height),
+                                layout="constrained", squeeze=False)
+    return figure, zip(axes[0], panels.items())
+
+
+def _save(figure, name):
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    figure.savefig(REPORTS / f"{name}.png", dpi=100, metadata={"Software": None})
+    figure.savefig(REPORTS / f"{name}.svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+def distributions(name, title, panels):
+    """panels: {title: {curve: microseconds of touches, any number in any order}}"""
+    figure, axes = _panels(panels, 3.8)
+    for axis, (panel, curves) in axes:
+        for colour, (label, values) in zip(COLOURS, curves.items()):
+            values = sorted(values)
+            share = [i / POINTS for i in range(POINTS + 1)]
+            points = [values[min(len(values) - 1, int(s * len(values)))] for s in share]
+            axis.plot(points, share, color=colour, linewidth=1.6, drawstyle="steps-post",
+                      label=f"{label}: median {statistics.median(values):.0f} µs")
+        axis.set(title=panel, xscale="log", ylim=(0, 1), xlabel="latency of a touch, timed by the guest (µs)",
+                 ylabel="share of touches that took at most this long")
+        axis.grid(alpha=0.3)
+        axis.legend(loc="upper left", fontsize=7.5)
+    figure.suptitle(title)
+    _save(figure, name)
+
+
+def rates(name, title, panels, y, x="vCPUs", dashed=()):
+    """panels: {title: {curve: {x: [values of the rounds]}}}: medians, and bars from least to most.
+    dashed: curves that are not measured."""
+    figure, axes = _panels(panels, 3.6)
+    for axis, (panel, curves) in axes:
+        for colour, (label, points) in zip(COLOURS, curves.items()):
+            at = list(points)
+            middle = [statistics.median(values) for values in points.values()]
+            below = [m - min(values) for m, values in zip(middle, points.values())]
+            above = [max(values) - m for m, values in zip(middle, points.values())]
+            axis.errorbar(at, middle, yerr=(below, above), color=colour, linewidth=1.6, capsize=3,
+                          marker="o", markersize=3, label=label, linestyle="--" if label in dashed else "-")
+        axis.set(title=panel, xlabel=x, ylabel=y, ylim=(0, None), xscale="log")
+        ticks = sorted({n for points in curves.values() for n in points})
+        axis.set_xticks(ticks, [str(n) for n in ticks])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7.5)
+    figure.suptitle(title)
+    _save(figure, name)

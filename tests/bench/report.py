@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Put together what the benches wrote to build/reports, as build/reports/report.md.
+
+With --docs also as docs/benchmarks.md, with the pictures (SVG) in docs/pictures.
+"""
+import argparse
+import json
+import re
+import shutil
+
+import bench
+from bench import REPORTS, ROOT
+
+# In this order, those that there are.
+NAMES = ("demand-paging", "bench-postcopy", "breakdown", "model", "guest-time", "bench-snapshot")
+
+HEAD = """# Benchmarks
+
+Written by `{command}` on a host with {host_processors_count} processors ({host_cpu_model}), Linux {host_kernel_release}.
+{quick}Each section tells its command, which repeats it. In the lab, processors are emulated: ratios within one run say something,
+microseconds do not ([limits](LIMITS)).
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", action="store_true")
+    options = parser.parse_args()
+    there = [name for name in NAMES if (REPORTS / f"{name}.md").exists()]
+    if not there:
+        raise bench.BenchError("no bench has been run: make bench")
+    of = [json.loads((REPORTS / f"{name}.json").read_text())["about"] for name in there]
+    quick = any("--quick" in about["command"] for about in of)
+    about = of[0] | {"command": "make bench" + " QUICK=1" * quick,
+                     "quick": "**The quick variant: few rounds, so that medians are rough.** " * quick}
+    text = "\n".join([HEAD.format(**about), *((REPORTS / f"{name}.md").read_text() for name in there)])
+    (REPORTS / "report.md").write_text(text.replace("LIMITS", "../../docs/limits.md"))
+    bench.say("wrote build/reports/report.md")
+    if options.docs:
+        pictures = re.findall(r"!\[.*\]\((.*\.svg)\)", text)
+        to = ROOT / "docs" / "pictures"
+        shutil.rmtree(to, ignore_errors=True)
+        to.mkdir()
+        for picture in pictures:
+            shutil.copy(REPORTS / picture, to)
+        text = re.sub(r"(!\[.*\]\()(.*\.svg\))", r"\1pictures/\2", text)
+        (ROOT / "docs" / "benchmarks.md").write_text(text.replace("LIMITS", "limits.md"))
+        bench.say("wrote docs/benchmarks.md")
+
+
+if __name__ == "__main__":
+    bench.main(lambda _: main(), None)
