@@ -34,7 +34,7 @@ class Network:
         if bandwidth_mbit:
             netem += f" rate {bandwidth_mbit}mbit"
         lab.run(f"""set -e
-            mkdir -p /var/run
+            mkdir -p /run
             {ip} netns add {SPACE}
             {ip} link add here type veth peer name there netns {SPACE}
             {ip} addr add {HERE}/24 dev here

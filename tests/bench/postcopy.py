@@ -2,29 +2,31 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Compare post-copy migrations: stock QEMU, the fork with exits off, and with exits on.
 
-In the lab, or with --host on this machine: its kernel, and its KVM if there is one. Each round migrates the same guest once by each variant, in an order that rotates, for each
-kind of memory. Prints a table per kind, and writes build/reports/bench-postcopy.json.
+In the lab, or with --host on this machine: its kernel, and its KVM if there is one. Each round migrates the
+same guest once by each variant, in an order that rotates, for each kind of memory, load and number of
+vCPUs that is asked for. Prints a table for each of these, and writes build/reports/NAME.json, NAME.md and
+pictures.
 
 Latencies are the guest's, by its TSC: of the first touch of each page on the destination, those
-that waited, which are those longer than twice the median of the second pass and 100 us (on this machine 20 us). Context
+that waited, which are those longer than twice the median of the second pass and 100 us (on this machine
+20 us). Pages/s are all touches by the time from the first to the last. Context
 switches and processor time are those from the start of post-copy to the end of the guest's check of its
 memory; a fault is an exit or a message from userfaultfd, and with stock QEMU, which does not count
 these, a page that was asked for. Nothing is traced meanwhile.
 """
 import argparse
-import os
-import platform
 import re
 import shutil
 import statistics
-from collections import Counter
-from pathlib import Path
+from collections import Counter, namedtuple
 
 import bench
+import pictures
 from bench import say
 from host import EXIT_ON_MISSING, Host
 from initramfs import qemu
 from lab import Lab
+from network import APPEND, Network, programs
 from pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
 
 # QEMU on both sides, and postcopy-fault-exits.
@@ -34,7 +36,18 @@ BACKENDS = {
     "memfd": "memory-backend-memfd",
     "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
 }
-PATTERNS = ("disjoint", "shared", "samehuge", "zerowrite")
+# Parameters of the guest.
+LOADS = {
+    "disjoint": {"pattern": "disjoint"},        # each vCPU its part of memory, in random order
+    "sequential": {"pattern": "sequential"},    # the same in the order of addresses
+    "shared": {"pattern": "shared"},            # all vCPUs the same pages, at the same time
+    "samehuge": {"pattern": "samehuge"},        # different pages of the same huge page
+    "zeros": {"pattern": "zerowrite", "zero": 90},  # disjoint; most pages are zero, and read before written
+}
+Case = namedtuple("Case", "backend load vcpus")
+# What exits must reach of the touches that waited, as a share of stock's, in WANTED_CASE.
+WANTED = {"latency_p50_us": 0.7, "latency_p99_us": 1.0}
+WANTED_CASE = ("disjoint", 4)
 # A touch has waited if it took longer than this many medians of a fault on present memory.
 THRESHOLD_MEDIANS = 2
 # Stock QEMU leaves TCP_NODELAY off: some requests wait 40 ms for a delayed acknowledgement.
@@ -106,8 +119,13 @@ def latencies(pair, report, tsc_khz):
     touches, present = ([t for cpu in one for t in cpu] for one in passes)
     present_us = statistics.median(present)
     threshold_us = max(THRESHOLD_MEDIANS * present_us, pair.lab.wait_us)
-    waited = [t for t in touches if t > threshold_us]
+    waited = sorted(t for t in touches if t > threshold_us)
+    first_to_last_s = max(sum(cpu) for cpu in passes[0]) / 1e6
     return {"touch_count": len(touches), "waited_count": len(waited),
+            "pages_per_s": len(touches) / first_to_last_s,
+            # For a curve: in equal steps of their share.
+            "latency_permille_us": [round(waited[min(len(waited) - 1, len(waited) * i // 200)], 1)
+                                    for i in range(201)] if waited else [],
             "waited_threshold_us": threshold_us, "present_touch_p50_us": present_us, **quantiles(waited)}
 
 
@@ -165,20 +183,24 @@ def call(text, counts):
         counts["futex_count"] += 1
 
 
-def migrate(lab, variant, backend, options, count=False):
+def uri_of(lab, transport):
+    return URIS[transport].format(tmp=lab.tmp, port=lab.port(FIRST_MIGRATION_PORT))
+
+
+def migrate(lab, variant, case, options, network=None, count=False):
     """One migration; its figures, or with count the destination's system calls."""
     qemu, exits = VARIANTS[variant]
-    huge = backend == "hugetlb"
-    pattern = options.pattern or ("samehuge" if huge else "disjoint")
+    huge = case.backend == "hugetlb"
     # Without a channel of their own, pages that are asked for share the limit.
     bandwidth = 0 if not options.preempt else 16 * MIB if huge else MIB
-    with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=BACKENDS[backend],
-              capabilities=("postcopy-preempt",) * options.preempt, cpus=options.cpus,
-              memory_mb=options.memory << huge, pattern=pattern, seed=options.seed, traced=False,
-              wrapper=("busybox", "time", "-v")) as pair:
+    wrapper = ("busybox", "time", "-v")
+    with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=BACKENDS[case.backend],
+              capabilities=("postcopy-preempt",) * options.preempt, cpus=case.vcpus,
+              memory_mb=options.memory << huge, seed=options.seed, traced=False,
+              wrapper=(*network.wrapper, *wrapper) if network else wrapper, **LOADS[case.load]) as pair:
         src, dst = pair.sides
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
-        uri = URIS[options.transport].format(tmp=lab.tmp, port=lab.port(FIRST_MIGRATION_PORT))
+        uri = network.uri if network else uri_of(lab, options.transport)
         dst.cmd("migrate-incoming", uri=uri)
         pair.start(uri)
         strace = Strace(pair) if count else None
@@ -187,12 +209,12 @@ def migrate(lab, variant, backend, options, count=False):
         src.cmd("migrate-start-postcopy")
         meter.end()
         pair.finish()
-        if count:
-            return strace.stop()
         info, total = dst.cmd("query-migrate"), src.cmd("query-migrate")
-        report, boot = dst.report(), src.report().first("boot")
         faults, requests = info.get("postcopy-faults"), total["ram"]["postcopy-requests"]
         demand = faults["exits"] + faults["uffd"] if faults else requests
+        if count:
+            return strace.stop() | {"demand_fault_count": demand}
+        report, boot = dst.report(), src.report().first("boot")
         result = latencies(pair, report, boot["tsc_khz"]) | meter.figures()
         return result | {
             "demand_fault_count": demand,
@@ -228,12 +250,14 @@ MEASURED = (
     ("waited touch, p50 (us)", "latency_p50_us", "{:.0f}"),
     ("p95", "latency_p95_us", "{:.0f}"),
     ("p99", "latency_p99_us", "{:.0f}"),
+    ("pages/s", "pages_per_s", "{:.0f}"),
     ("present touch, p50 (us)", "present_touch_p50_us", "{:.0f}"),
     ("touches that waited", "waited_count", "{:.0f}"),
     ("faults", "demand_fault_count", "{:.0f}"),
     ("pages asked for", "source_postcopy_requests_count", "{:.0f}"),
     ("voluntary switches/fault", "voluntary_switches_per_fault_count", "{:.2f}"),
     ("involuntary switches/fault", "involuntary_switches_per_fault_count", "{:.2f}"),
+    ("processor, source (s)", "source_cpu_s", "{:.2f}"),
     ("processor, destination (s)", "destination_cpu_s", "{:.2f}"),
     ("processor, both (s)", "cpu_s", "{:.2f}"),
     ("downtime (ms)", "downtime_ms", "{:.0f}"),
@@ -252,28 +276,56 @@ COUNTED = (
 )
 
 
-def show(measured, counted):
-    for backend, results in measured.items():
-        rounds = len(results["stock"])
-        print(f"\n{backend} memory, {rounds} rounds: median (min..max)\n")
+def name_of(case):
+    return f"{case.backend} memory, {case.load} load, {case.vcpus} vCPUs"
+
+
+def show(measured, counted, rounds):
+    for case, results in measured.items():
+        print(f"\n{name_of(case)}, {rounds} rounds: median (min..max)\n")
         print(table(MEASURED, results, lambda unit, middle, values: (
             f"{unit.format(middle)} ({unit.format(min(values))}..{unit.format(max(values))})")))
-    for backend, results in counted.items():
+    for case, results in counted.items():
         pages = {v: of["placed_page_count"] for v, of in results.items()}
         per_page = {v: [of | {key: of.get(key, 0) / pages[v] for _, key, unit in COUNTED if unit}]
                     for v, of in results.items()}
-        print(f"\n{backend} memory, one run under strace: the destination's, per placed page\n")
+        print(f"\n{name_of(case)}, one run under strace: the destination's, per placed page\n")
         print(table(COUNTED, per_page,
                     lambda unit, n, _: f"{n:.3f}" if unit and n < 1000 else f"{n:.0f}"))
+        for variant, of in results.items():
+            ioctls = sum(n for key, n in of.items() if key.startswith("uffdio_") and key.endswith("_count"))
+            print(f"{variant}: {ioctls / of['demand_fault_count']:.2f} ioctls of userfaultfd, "
+                  f"{of.get('futex_count', 0) / of['demand_fault_count']:.2f} futex per fault")
+
+
+def verdicts(measured):
+    for case, results in measured.items():
+        if (case.load, case.vcpus) != WANTED_CASE or "exits on" not in results:
+            continue
+        for key, wanted in WANTED.items():
+            stock, exits = (statistics.median(run[key] for run in results[v]) for v in ("stock", "exits on"))
+            yield (f"{name_of(case)}: {key} with exits on {exits / stock:.2f} x stock, wanted at most {wanted} x: "
+                   f"{'reached' if exits / stock <= wanted else 'NOT REACHED'}")
+
+
+def draw(name, title, measured):
+    drawn = [(f"{name}-latencies", "distributions of latencies")]
+    pictures.distributions(f"{name}-latencies", f"{title}: touches that waited", {
+        name_of(case): {v: [us for run in runs for us in run["latency_permille_us"]] for v, runs in of.items()}
+        for case, of in list(measured.items())[:3]})
+    if len({case.vcpus for case in measured}) > 1:
+        panels = {}
+        for case, of in measured.items():
+            for v, runs in of.items():
+                curve = panels.setdefault(f"{case.backend} memory, {case.load} load", {}).setdefault(v, {})
+                curve[case.vcpus] = [run["pages_per_s"] for run in runs]
+        pictures.rates(f"{name}-rates", title, panels, "pages/s, all vCPUs")
+        drawn.append((f"{name}-rates", "rates over vCPUs"))
+    return drawn
 
 
 def machine(lab):
-    """What was measured, and on what."""
-    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     return {
-        "host_processors_count": os.cpu_count(),
-        "host_cpu_model": model and model[1],
-        "host_kernel_release": platform.release(),
         "qemu_processors_count": lab.cpus,
         "qemu_kernel_release": lab.run("uname -r", check=True).output.strip(),
         "accelerator": " ".join(lab.qemu_words),
@@ -282,39 +334,64 @@ def machine(lab):
     }
 
 
-def run(options):
-    backends = options.backends
-    strace = shutil.which("strace")
-    if options.count and not strace:
-        raise bench.BenchError("no strace: scripts/deps lab")
-    counted = {backend: {} for backend in backends} if options.count else {}
-    hugepages = 2 * options.memory + 8 if "hugetlb" in backends else 0
+def where(options):
+    """The machine that the QEMUs run on."""
+    hugepages = 2 * options.memory + 8 if "hugetlb" in options.backends else 0
     if options.host:
-        place = Host(options.accel, hugepages)
-    else:
-        say("boot the lab")
-        place = Lab(name="bench", memory_mb=2048 + 6 * options.memory, hugepages=hugepages,
-                    extra=[strace] if options.count else [])
+        return Host(options.accel, hugepages)
+    say("boot the lab")
+    return Lab(name="bench", memory_mb=2048 + 6 * options.memory, hugepages=hugepages,
+               append=APPEND if options.network else "",
+               extra=[*([shutil.which("strace")] if options.count else []), *(programs() if options.network else [])])
+
+
+def run(options):
+    if options.count and not shutil.which("strace"):
+        raise bench.BenchError("no strace: scripts/deps lab")
+    about = bench.about()
+    place = where(options)
     names = [name for name in VARIANTS if name != "exits on" or place.exit_on_missing]
-    measured = {backend: {variant: [] for variant in names} for backend in backends}
+    # Huge pages: one of them at a time is what vCPUs meet in.
+    cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus)
+             for backend in options.backends for load in options.load or [None] for vcpus in options.cpus]
+    measured = {case: {variant: [] for variant in names} for case in cases}
+    counted = {case: {} for case in cases} if options.count else {}
     with place as lab:
-        about = machine(lab)
+        about |= machine(lab)
+        network = Network(lab, options.delay, options.bandwidth) if options.network else None
         for n in range(options.rounds):
             first = n % len(names)
-            for backend in backends:
+            for case in cases:
                 for variant in names[first:] + names[:first]:
-                    say(f"round {n + 1} of {options.rounds}: {backend} memory, {variant}")
-                    measured[backend][variant].append(migrate(lab, variant, backend, options))
-        for backend in counted:
+                    say(f"round {n + 1} of {options.rounds}: {name_of(case)}, {variant}")
+                    measured[case][variant].append(migrate(lab, variant, case, options, network))
+        for case in counted:
             for variant in names:
-                say(f"count system calls: {backend} memory, {variant}")
-                counted[backend][variant] = migrate(lab, variant, backend, options, count=True)
-    settings = {"vcpus_count": options.cpus, "memory_mib": options.memory, "seed": options.seed,
-                "pattern": options.pattern, "preempt": options.preempt, "transport": options.transport,
-                "rounds_count": options.rounds}
-    show(measured if options.rounds else {}, counted)
-    bench.write("bench-postcopy-host" if options.host else "bench-postcopy", {"machine": about, "settings": settings, "runs": measured,
-                                   "system_calls": counted})
+                say(f"count system calls: {name_of(case)}, {variant}")
+                counted[case][variant] = migrate(lab, variant, case, options, network, count=True)
+    publish(options, about, network, measured if options.rounds else {}, counted)
+
+
+def publish(options, about, network, measured, counted):
+    settings = {"memory_mib": options.memory, "seed": options.seed, "preempt": options.preempt,
+                "transport": options.transport, "rounds_count": options.rounds}
+    transport = {"tcp": "TCP within one machine", "unix": "a unix socket"}[options.transport]
+    if network:
+        settings |= {"transport": "netem", "delay_us": options.delay, "bandwidth_mbit_per_s": options.bandwidth,
+                     "ping_round_trip_us": network.round_trip_us}
+        transport = (f"TCP through a link with {options.delay} us of delay in each direction and "
+                     f"{options.bandwidth or 'unlimited'} Mbit/s; ping took {network.round_trip_us:.0f} us")
+    title = (f"Post-copy, {'with' if options.preempt else 'without'} postcopy-preempt, "
+             f"{'on this host' if options.host else 'in the lab'}")
+    text = (f"{options.memory} MiB of guest (hugetlb: twice as much); {transport}.\n"
+            f"```{bench.printed(show, measured, counted, options.rounds)}```\n"
+            + "\n".join(f"* {line}" for line in verdicts(measured)))
+
+    def keyed(results):
+        return [case._asdict() | {"variants": of} for case, of in results.items()]
+    bench.write(options.name, {"about": about, "settings": settings, "runs": keyed(measured),
+                               "system_calls": keyed(counted)},
+                title, text, draw(options.name, title, measured) if measured else ())
 
 
 def main():
@@ -332,14 +409,23 @@ def main():
     parser.add_argument("--no-preempt", dest="preempt", action="store_false",
                         help="without postcopy-preempt")
     parser.add_argument("--transport", choices=URIS, default="tcp", help="of the migration (tcp)")
-    parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
+    parser.add_argument("--cpus", nargs="+", type=int, default=[4], help="vCPUs of the guest (4)")
     parser.add_argument("--memory", type=int, default=32, metavar="MIB",
                         help="of the guest (32; twice as much for hugetlb)")
-    parser.add_argument("--pattern", choices=PATTERNS,
+    parser.add_argument("--load", nargs="+", choices=LOADS,
                         help="how the guest touches memory (disjoint; samehuge for hugetlb)")
+    parser.add_argument("--delay", type=int, metavar="US",
+                        help="microseconds that each direction of a link between the QEMUs takes")
+    parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT", help="of such a link, per second")
+    parser.add_argument("--name", help="of the report (bench-postcopy)")
     parser.add_argument("--seed", type=int, default=1, help="of contents and order (1)")
     options = parser.parse_args()
     options.backends = options.backends or list(BACKENDS)[:2 if options.quick else None]
+    options.network = options.delay is not None or bool(options.bandwidth)
+    options.delay = options.delay or 0
+    options.name = options.name or ("bench-postcopy-host" if options.host else "bench-postcopy")
+    if options.network and options.host:
+        parser.error("--delay and --bandwidth are for the lab: they need a network name space")
     if options.rounds is None:
         options.rounds = 2 if options.quick else 5
     bench.main(run, options)

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Where the time of one demand fault goes: stock QEMU, the fork with exits off, and with exits on.
+
+Both QEMUs of a migration in the lab write trace events with time stamps of the one clock that they share.
+For each page of main memory that is asked for, the events of its way are put together: fault known to QEMU,
+request handled by the source, page taken, header seen by the destination, page placed, vCPU thread woken.
+What the guest measures beyond that is spent in KVM, userfaultfd and until a thread runs.
+
+Each event costs time too; the same migration without any trace tells how much. Prints a table, and writes
+build/reports/breakdown.json and .md.
+"""
+import argparse
+import re
+import statistics
+from collections import defaultdict, namedtuple
+
+import bench
+import postcopy
+from bench import say
+from lab import Lab
+from pair import FORK, MIB, Pair
+
+SOURCE = ("migrate_handle_rp_req_pages", "postcopy_preempt_send_host_page")
+DESTINATION = {
+    "stock": ("postcopy_ram_fault_thread_request", "ram_load_postcopy_loop", "postcopy_place_page"),
+    "fork": ("postcopy_fault_uffd", "kvm_exit_on_missing", "postcopy_fault_exit", "ram_load_postcopy_loop",
+             "postcopy_place", "postcopy_fault_exit_end"),
+}
+BLOCK = "pc.ram"
+PAGE_BITS = 12
+ASK = 1         # state of a fault for which the page is asked for
+HAS_DATA = 0x08         # flag of a page that is not zero
+PREEMPT_CHANNEL = 1
+SAME_FAULT_US = 2_000_000       # later events belong to another fault
+
+Event = namedtuple("Event", "us thread name text")
+
+# Stage: (from, to) of a fault's stamps.
+STAGES = {
+    "KVM's exit translated, request queued": ("exit", "known"),
+    "request sent, source's thread woken": ("known", "handled"),
+    "source takes the page": ("handled", "taken"),
+    "page sent, destination's thread woken": ("taken", "header"),
+    "page received and placed": ("header", "placed"),
+    "vCPU thread woken": ("placed", "woken"),
+}
+
+
+def events(text):
+    return [Event(int(s) * 1_000_000 + int(us), int(thread), name, rest) for thread, s, us, name, rest in
+            re.findall(r"^(\d+)@(\d+)\.(\d+):(\w+) (.*)$", text, re.M)]
+
+
+def trace_options(names, log):
+    return [*(word for name in names for word in ("-trace", name)), "-D", log, "-msg", "timestamp=on"]
+
+
+class Times:
+    """Of one kind of event, by page or processor."""
+
+    def __init__(self, all_events, name, pattern, key=lambda match: int(match[1], 0)):
+        self.of = defaultdict(list)
+        for e in all_events:
+            if e.name == name and (match := re.search(pattern, e.text)):
+                self.of[key(match)].append(e.us)
+
+    def next(self, key, us):
+        """The first one from us on, or None."""
+        return next((t for t in self.of.get(key, ()) if us <= t < us + SAME_FAULT_US), None)
+
+    def last(self, key, us):
+        return next((t for t in reversed(self.of.get(key, ())) if us - SAME_FAULT_US < t <= us), None)
+
+
+def faults(variant, source, destination):
+    """The stamps of each fault whose whole way is known, in us, by name."""
+    handled = Times(source, "migrate_handle_rp_req_pages", rf"in {BLOCK} at (0x\w+) ")
+    taken = Times(source, "postcopy_preempt_send_host_page", rf"ramblock {BLOCK} offset (0x\w+)")
+    header = Times(destination, "ram_load_postcopy_loop", rf"chan={PREEMPT_CHANNEL} addr=(0x\w+) flags=(0x\w+)",
+                   lambda m: int(m[1], 0) if int(m[2], 0) & HAS_DATA else -1)
+    exits = Times(destination, "kvm_exit_on_missing", r"cpu (\d+)")
+    woken = Times(destination, "postcopy_fault_exit_end", r"cpu (\d+) placed 1")
+    base = None
+    if variant == "stock":
+        placed = Times(destination, "postcopy_place_page", r"host=(0x\w+)")
+        begins = [(e, re.search(rf"HVA=(0x\w+) rb={BLOCK} offset=(0x\w+)", e.text)) for e in destination
+                  if e.name == "postcopy_ram_fault_thread_request"]
+        begins = [(e.us, None, int(m[2], 0), int(m[1], 0)) for e, m in begins if m]
+        base = begins[0][3] - begins[0][2]
+    else:
+        placed = Times(destination, "postcopy_place", rf"{BLOCK} (0x\w+) ")
+        begins = [(e, re.search(rf"(?:cpu (\d+) )?{BLOCK} (0x\w+) state {ASK}$", e.text)) for e in destination
+                  if e.name in ("postcopy_fault_uffd", "postcopy_fault_exit")]
+        begins = [(e.us, m[1] and int(m[1]), int(m[2], 0), 0) for e, m in begins if m]
+    for us, cpu, offset, _ in begins:
+        f = {"known": us, "handled": handled.next(offset, us), "taken": taken.next(offset >> PAGE_BITS, us),
+             "header": header.next(offset, us),
+             "placed": placed.next(offset if base is None else base + offset & ~((1 << PAGE_BITS) - 1), us)}
+        if None in f.values():
+            continue
+        if cpu is not None:
+            f |= {"exit": exits.last(cpu, us), "woken": woken.next(cpu, us)}
+            if None in f.values():
+                continue
+        yield f
+
+
+def migrate(lab, variant, options, traced):
+    """(faults, latencies of the guest)"""
+    qemu, exits = postcopy.VARIANTS[variant]
+    logs = [f"{lab.tmp}/{side}.events" for side in ("source", "destination")]
+    names = DESTINATION["fork" if qemu == FORK else "stock"]
+    words = [trace_options(n, log) if traced else [] for n, log in zip((SOURCE, names), logs)]
+    uri = postcopy.uri_of(lab, options.transport)
+    with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=options.cpus, memory_mb=options.memory,
+              pattern="disjoint", seed=1, traced=False, source_options=words[0], destination_options=words[1]) as pair:
+        src, dst = pair.sides
+        src.cmd("migrate-set-parameters", max_postcopy_bandwidth=MIB)
+        dst.cmd("migrate-incoming", uri=uri)
+        pair.start(uri)
+        src.cmd("migrate-start-postcopy")
+        pair.destination.wait_event("end")
+        pair.finish()
+        guest = postcopy.latencies(pair, dst.report(), src.report().first("boot")["tsc_khz"])
+        found = []
+        if traced:
+            source, destination = (events(lab.read_file(log).decode()) for log in logs)
+            found = list(faults(variant, source, destination))
+            lab.run("rm " + " ".join(logs), check=True)
+    return found, guest
+
+
+def median_of(found, begin, end):
+    spans = [f[end] - f[begin] for f in found if begin in f and end in f]
+    return statistics.median(spans) if spans else None
+
+
+def figures(runs):
+    """Of one variant's runs with and without trace."""
+    found = [f for faults_of, _ in runs[True] for f in faults_of]
+    result = {"faults_count": len(found),
+              "stages_p50_us": {stage: median_of(found, *of) for stage, of in STAGES.items()},
+              "traced_touch_p50_us": statistics.median(guest["latency_p50_us"] for _, guest in runs[True]),
+              "touch_p50_us": statistics.median(guest["latency_p50_us"] for _, guest in runs[False]),
+              "present_touch_p50_us": statistics.median(guest["present_touch_p50_us"] for _, guest in runs[False])}
+    whole = statistics.median(max(f.values()) - min(f.values()) for f in found)
+    return result | {"in_qemu_p50_us": whole, "outside_of_qemu_p50_us": result["traced_touch_p50_us"] - whole}
+
+
+def show(results):
+    print("| median, us | " + " | ".join(results) + " |\n| --- " + "| ---: " * len(results) + "|")
+
+    def row(label, values):
+        print(f"| {label} | " + " | ".join("" if v is None else f"{v:.0f}" for v in values) + " |")
+    for stage in STAGES:
+        row(stage, [r["stages_p50_us"][stage] for r in results.values()])
+    row("**from first to last event**", [r["in_qemu_p50_us"] for r in results.values()])
+    row("rest: KVM, userfaultfd, until a thread runs", [r["outside_of_qemu_p50_us"] for r in results.values()])
+    row("**touch that waited, timed by the guest**", [r["traced_touch_p50_us"] for r in results.values()])
+    row("the same, without trace", [r["touch_p50_us"] for r in results.values()])
+    row("touch of present memory that KVM has to map", [r["present_touch_p50_us"] for r in results.values()])
+    row("faults whose way is known", [r["faults_count"] for r in results.values()])
+
+
+def run(options):
+    about = bench.about()
+    runs = {variant: {True: [], False: []} for variant in postcopy.VARIANTS}
+    say("boot the lab")
+    with Lab(name="breakdown") as lab:
+        about |= postcopy.machine(lab)
+        for n in range(options.rounds):
+            for variant, of in runs.items():
+                for traced in of:
+                    say(f"round {n + 1} of {options.rounds}: {variant}, {'traced' if traced else 'without trace'}")
+                    of[traced].append(migrate(lab, variant, options, traced))
+    results = {variant: figures(of) for variant, of in runs.items()}
+    text = (f"{options.cpus} vCPUs, {options.memory} MiB, anonymous memory, postcopy-preempt, disjoint load, "
+            f"{options.transport}, {options.rounds} rounds. Medians do not add up.\n\n" + bench.printed(show, results))
+    bench.write(options.name, {"about": about, "settings": {
+        "vcpus_count": options.cpus, "memory_mib": options.memory, "transport": options.transport,
+        "rounds_count": options.rounds}, "results": results}, "Where the time of one demand fault goes", text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="1 round")
+    parser.add_argument("--rounds", type=int, help="(3)")
+    parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
+    parser.add_argument("--memory", type=int, default=32, metavar="MIB", help="of the guest (32)")
+    parser.add_argument("--transport", choices=postcopy.URIS, default="unix",
+                        help="of the migration (unix: by tcp, stock's requests wait for acknowledgements)")
+    parser.add_argument("--name", default="breakdown", help="of the report (breakdown)")
+    options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    bench.main(run, options)
+
+
+if __name__ == "__main__":
+    main()
