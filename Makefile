@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock guest kernel aarch64 check-quick check check-slow demo soak bench bench-demand-paging bench-postcopy bench-guest-time bench-snapshot bench-counter lab-shell branch help
+.PHONY: all build stock guest kernel aarch64 check-quick check check-slow demo soak bench bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-counter lab-shell branch help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -56,7 +56,9 @@ demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then 
 
 BENCH = build/venv/bin/python tests/bench
 BENCH_OPTIONS = $(if $(QUICK),--quick)
-bench: bench-demand-paging bench-postcopy bench-guest-time bench-snapshot ## all benches, and build/reports/report.md; QUICK=1: in less than five minutes
+BENCHES = bench-demand-paging bench-postcopy $(if $(QUICK),,bench-postcopy-more) bench-breakdown \
+	$(if $(QUICK),,bench-model) bench-guest-time bench-snapshot
+bench: $(BENCHES) ## all benches, then build/reports/report.md; QUICK=1: the short ones, in five minutes
 	@$(BENCH)/report.py
 
 # One after the other, also with make -j.
@@ -67,6 +69,17 @@ bench-demand-paging: guest kernel ## faults of a raw KVM guest: exits against us
 
 bench-postcopy: stock guest kernel ## post-copy of stock QEMU and of the fork, exits off and on, measured in the lab
 	@$(BENCH)/postcopy.py $(BENCH_OPTIONS)
+
+bench-postcopy-more: stock guest kernel ## the same with other numbers of vCPUs, other loads, and a network with delay
+	@$(BENCH)/postcopy.py --name postcopy-vcpus --backends anonymous --transport unix --cpus 1 2 4 8 --rounds 3
+	@$(BENCH)/postcopy.py --name postcopy-loads --backends anonymous --load sequential shared zeros --rounds 3
+	@$(BENCH)/postcopy.py --name postcopy-network --backends anonymous --delay 500 --bandwidth 1000 --rounds 3
+
+bench-breakdown: stock guest kernel ## where the time of one fault goes
+	@$(BENCH)/breakdown.py $(BENCH_OPTIONS)
+
+bench-model: stock guest kernel ## a model of the queues for many vCPUs, and its error
+	@$(BENCH)/model.py $(BENCH_OPTIONS)
 
 bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: stock QEMU, the fork; 100 in a row
 	@$(BENCH)/guest_time.py $(BENCH_OPTIONS)
@@ -90,4 +103,4 @@ branch:          ## the series as a git branch, one commit per theme: build/bran
 	@scripts/series branch
 
 help:            ## this text
-	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 22

@@ -399,7 +399,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="kinds of memory (all)")
     parser.add_argument("--rounds", type=int, help="migrations of each kind (5); 0: only --count")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, anonymous memory and memfd")
+    parser.add_argument("--quick", action="store_true", help="2 rounds, anonymous memory")
     parser.add_argument("--host", action="store_true",
                         help="on this machine, not in the lab; exits on only if its KVM has "
                         f"{EXIT_ON_MISSING}")
@@ -420,7 +420,7 @@ def main():
     parser.add_argument("--name", help="of the report (bench-postcopy)")
     parser.add_argument("--seed", type=int, default=1, help="of contents and order (1)")
     options = parser.parse_args()
-    options.backends = options.backends or list(BACKENDS)[:2 if options.quick else None]
+    options.backends = options.backends or list(BACKENDS)[:1 if options.quick else None]
     options.network = options.delay is not None or bool(options.bandwidth)
     options.delay = options.delay or 0
     options.name = options.name or ("bench-postcopy-host" if options.host else "bench-postcopy")

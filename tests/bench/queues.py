@@ -2,76 +2,74 @@
 """A closed network of queues: vCPUs fault, and threads serve the faults one after the other, on some processors.
 
 A vCPU's cycle is a list of steps, each work of a thread: of the vCPU's own, or of a server that all
-share. A thread that has nothing to do sleeps; to wake one on a processor that is idle takes some time in
-which nobody works.
+share. A thread that has nothing to do sleeps, and its next job costs more. Who is woken gets an idle processor
+if there is one, after some time in which nobody works; otherwise that of the waker, when it has ended.
 """
 import heapq
 import random
 from collections import deque, namedtuple
 
-# server: a name, or None for the vCPU's own thread. work_us: by the number of vCPUs that wait in the kernel.
-Step = namedtuple("Step", "server work_us")
+# server: a name, or None for the vCPU's own thread; work_us after a sleep, and after another job.
+Step = namedtuple("Step", "server slept_us work_us")
+Result = namedtuple("Result", "faults_per_s span_us busy_share")
+SPREAD = (0.5, 1.5)     # of a job's time, evenly
+WARM_UP = 0.2           # share of the faults that do not count
 
 
-def simulate(steps, vcpus, processors, wake_us, faults=4000, seed=1):
-    """(faults per second, {server: share of the time that it worked}, microseconds of a fault)"""
+def simulate(steps, vcpus, processors, wake_us, faults=6000, seed=1):
+    """faults: so many; busy_share: of each server, the share of time that it works."""
     rng = random.Random(seed)
-    queues = {step.server: deque() for step in steps if step.server}
-    busy = dict.fromkeys(queues, False)     # the server has a job, runs or waits for a processor
-    worked = dict.fromkeys(queues, 0.0)
-    ready, events = deque(), []             # jobs that want a processor; (time, number, job that ends)
-    free = processors
-    now, number, done, started = 0.0, 0, 0, {}
-    warm, warm_at, spans = faults // 5, 0.0, []
+    waiting = {step.server: deque() for step in steps if step.server}
+    awake = dict.fromkeys(waiting, False)
+    worked = dict.fromkeys(waiting, 0.0)
+    ready = deque()     # (vCPU, step, us) that want a processor
+    ends = []           # (time, number of the job, vCPU, step)
+    started = [0.0] * vcpus
+    free, now, number, done, warm_at, spans = processors, 0.0, 0, 0, 0.0, 0.0
+    warm = int(faults * WARM_UP)
 
-    def begin(vcpu, at):
+    def arrive(vcpu, at):
         server = steps[at].server
         if server is None:
-            ready.append((vcpu, at))
-        elif busy[server]:
-            queues[server].append((vcpu, at))
+            ready.append((vcpu, at, steps[at].slept_us))
+        elif awake[server]:
+            waiting[server].append((vcpu, at))
         else:
-            busy[server] = True
-            ready.append((vcpu, at))
+            awake[server] = True
+            ready.append((vcpu, at, steps[at].slept_us))
 
-    def dispatch():
+    def dispatch(delay_us):
         nonlocal free, number
         while free and ready:
+            vcpu, at, us = ready.popleft()
+            us *= rng.uniform(*SPREAD)
+            if steps[at].server:
+                worked[steps[at].server] += us
             free -= 1
-            vcpu, at = ready.popleft()
-            step = steps[at]
-            # How long a job takes varies; exponential times are the worst that is likely.
-            work = step.work_us(vcpus) * rng.uniform(0.5, 1.5)
-            if step.server:
-                worked[step.server] += work
-            # Another processor was idle until now: its waking is nobody's work.
-            idle = wake_us if free >= 1 or vcpus == 1 else 0.0
             number += 1
-            heapq.heappush(events, (now + idle + work, number, vcpu, at))
+            heapq.heappush(ends, (now + delay_us + us, number, vcpu, at))
 
     for vcpu in range(vcpus):
-        started[vcpu] = 0.0
-        begin(vcpu, 0)
-    dispatch()
+        arrive(vcpu, 0)
+    dispatch(0)
     while done < faults:
-        now, _, vcpu, at = heapq.heappop(events)
-        free += 1
-        server = steps[at].server
-        if server:
-            busy[server] = bool(queues[server])
-            if busy[server]:
-                ready.append(queues[server].popleft())
+        now, _, vcpu, at = heapq.heappop(ends)
         if at + 1 < len(steps):
-            begin(vcpu, at + 1)
+            arrive(vcpu, at + 1)
         else:
             done += 1
             if done == warm:
-                warm_at = now
-                worked = dict.fromkeys(worked, 0.0)
-            if done > warm:
-                spans.append(now - started[vcpu])
+                warm_at, spans, worked = now, 0.0, dict.fromkeys(worked, 0.0)
+            spans += now - started[vcpu]
             started[vcpu] = now
-            begin(vcpu, 0)
-        dispatch()
+            arrive(vcpu, 0)
+        dispatch(wake_us)
+        free += 1
+        server = steps[at].server
+        if server and waiting[server]:      # it goes on where it is
+            ready.appendleft((*waiting[server].popleft(), steps[at].work_us))
+        elif server:
+            awake[server] = False
+        dispatch(0)
     span = now - warm_at
-    return (done - warm) / span * 1e6, {s: w / span for s, w in worked.items()}, sum(spans) / len(spans)
+    return Result((done - warm) / span * 1e6, spans / (done - warm), {s: w / span for s, w in worked.items()})

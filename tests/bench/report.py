@@ -13,13 +13,18 @@ import bench
 from bench import REPORTS, ROOT
 
 # In this order, those that there are.
-NAMES = ("demand-paging", "bench-postcopy", "breakdown", "model", "guest-time", "bench-snapshot")
+NAMES = ("demand-paging", "bench-postcopy", "postcopy-vcpus", "postcopy-loads", "postcopy-network", "breakdown",
+         "model", "guest-time", "bench-snapshot")
 
 HEAD = """# Benchmarks
 
 Written by `{command}` on a host with {host_processors_count} processors ({host_cpu_model}), Linux {host_kernel_release}.
 {quick}Each section tells its command, which repeats it. In the lab, processors are emulated: ratios within one run say something,
 microseconds do not ([limits](LIMITS)).
+
+On a host of one's own: `make -C tests/bench/demand-paging` makes `build/bench/demand-paging`, a static program that needs
+nothing but `/dev/kvm` (with `CROSS=aarch64-linux-gnu-` for arm64; `--help` tells its options), and `tests/bench/postcopy.py --host`
+migrates on the host's own kernel. Beside this text, `build/reports/` has all figures of each round as JSON, and the pictures as PNG.
 """
 
 

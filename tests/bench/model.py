@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""How post-copy scales with vCPUs: a model of its queues (queues.py), fed and checked by measurements in the lab.
+
+Measured, for some numbers of vCPUs and each variant, in the midst of a post-copy migration: page requests per
+second, and the processor time of each thread per request. The times at one vCPU, where each thread sleeps before each
+job, and at the most, where it seldom does, feed the model; so does the time that passes at one vCPU while no thread
+works. The rates beyond one vCPU are the model's, and are compared with those measured. What one more thread that
+waits in userfaultfd costs a wake-up comes from build/bench/demand-paging, with few and many vCPUs.
+
+Then the model for many vCPUs, on a host with a processor for each of them. Prints tables, and writes
+build/reports/model.json, .md and a picture.
+"""
+import argparse
+import json
+import re
+import statistics
+import time
+
+import bench
+import pictures
+import postcopy
+from bench import say
+from lab import Lab
+from pair import MIB, Pair, until
+from queues import Step, simulate
+
+# Threads by what they do: (side, start of its name).
+THREADS = {
+    "fault thread": ("destination", "mig/dst/fault"),
+    "return path": ("source", "mig/src/return"),
+    "preempt thread": ("destination", "mig/dst/preempt"),
+    "vCPUs": ("destination", "CPU "),
+}
+SERVERS = [name for name in THREADS if name != "vCPUs"]
+PREDICTED = (64, 256)
+LEAST_REQUESTS = 300
+NS = re.compile(r"^(\S+) (\d+) (.*?)$", re.M)
+
+
+def thread_seconds(pair):
+    """Processor time so far, by thread of THREADS; of schedstat, in ns."""
+    script = "; ".join(f"for t in /proc/$(cat {side.pidfile})/task/*; do "
+                       f"echo {side.name} $(cut -d' ' -f1 $t/schedstat) $(cat $t/comm); done" for side in pair.sides)
+    seconds = dict.fromkeys(THREADS, 0.0)
+    for side, ns, comm in NS.findall(pair.lab.run(script).output):
+        for name, (of, start) in THREADS.items():
+            if side == of and comm.startswith(start):
+                seconds[name] += int(ns) / 1e9
+    return seconds
+
+
+def measure(lab, variant, vcpus, options):
+    """{"requests_per_s", "work_us": {thread: per request}}"""
+    qemu, exits = postcopy.VARIANTS[variant]
+    uri = postcopy.URIS["unix"].format(tmp=lab.tmp)
+    with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=vcpus, memory_mb=options.memory,
+              pattern="disjoint", seed=1, zero=0, traced=False) as pair:
+        src, dst = pair.sides
+        src.cmd("migrate-set-parameters", max_postcopy_bandwidth=MIB // 8)
+        dst.cmd("migrate-incoming", uri=uri)
+        pair.start(uri)
+        src.cmd("migrate-start-postcopy")
+
+        def look():
+            before = time.monotonic()
+            requests = src.cmd("query-migrate")["ram"]["postcopy-requests"]
+            return (before + time.monotonic()) / 2, requests, thread_seconds(pair)
+        until(lambda: look()[1] > LEAST_REQUESTS, "page requests")
+        first = look()
+        time.sleep(options.window)
+        last = look()
+        pair.finish()
+        span, requests = last[0] - first[0], last[1] - first[1]
+        assert requests >= LEAST_REQUESTS, f"only {requests} pages were asked for in {span:.1f} s: take more --memory"
+        return {"requests_per_s": requests / span,
+                "work_us": {name: (last[2][name] - first[2][name]) / requests * 1e6 for name in THREADS}}
+
+
+def waiters_cost_us(lab, rounds):
+    """What a wake-up costs more for each thread that waits in userfaultfd; of demand-paging's reader."""
+    few, many = 16, 64
+    reader = {n: [] for n in (few, many)}
+    for _ in range(rounds):
+        for n in reader:
+            figures = json.loads(lab.run(f"build/bench/demand-paging -j -a -v {n} -b 1", check=True).output)
+            reader[n].append(figures["reader_threads_cpu_s"] / figures["touch_count"] * 1e6)
+    return (statistics.median(reader[many]) - statistics.median(reader[few])) / (many - few)
+
+
+def cycle_of(variant, alone, together, wakeup_us):
+    """Steps of one fault; alone, together: processor time of each thread per fault, in us."""
+    def step(name, share=1.0, more_us=0.0):
+        return Step(None if name == "vCPUs" else name, alone[name] * share + more_us, together[name] * share + more_us)
+    # Half of a vCPU's work comes before its wait.
+    steps = [step("vCPUs", 0.5), step("fault thread"), step("return path"), step("preempt thread", 1, wakeup_us),
+             step("vCPUs", 0.5)]
+    return [s for s in steps if not (variant == "exits on" and s.server == "fault thread")]
+
+
+def fitted(variant, measured):
+    """(processor times alone, together, time of a hand-over) of the rates and times that were measured."""
+    one, most = measured[min(measured)], measured[max(measured)]
+    steps = cycle_of(variant, one["work_us"], one["work_us"], 0)
+    idle_us = 1e6 / one["requests_per_s"] - sum(step.slept_us for step in steps)
+    return one["work_us"], most["work_us"], max(0.0, idle_us) / len(steps)
+
+
+def model(variant, vcpus, fit, waiter_us, processors):
+    alone, together, wake_us = fit
+    # Who places a page by userfaultfd wakes its waiters, and walks past all others. Exits do not wait there.
+    walk_us = 0.0 if variant == "exits on" else waiter_us * vcpus
+    return simulate(cycle_of(variant, alone, together, walk_us), vcpus, processors, wake_us)
+
+
+def evaluate(measured, waiter_us, processors):
+    """What the model says of each variant: {"hand_over_us", "points": [...]}"""
+    result = {}
+    for variant, of in measured.items():
+        fit = fitted(variant, of)
+        points = []
+        for vcpus in [*of, *PREDICTED]:
+            told = vcpus in of
+            m = model(variant, vcpus, fit, waiter_us, processors if told else vcpus + len(SERVERS))
+            busiest = max(m.busy_share, key=m.busy_share.get)
+            points.append({"vcpus_count": vcpus, "processors_count": processors if told else vcpus + len(SERVERS),
+                           "model_per_s": m.faults_per_s, "model_fault_us": m.span_us, "busiest": busiest,
+                           "busiest_share": m.busy_share[busiest],
+                           "measured_per_s": of[vcpus]["requests_per_s"] if told else None,
+                           "error": m.faults_per_s / of[vcpus]["requests_per_s"] - 1 if told else None})
+        result[variant] = {"hand_over_us": fit[2], "points": points}
+    return result
+
+
+def show(measured, told, waiter_us):
+    print("Processor time per fault, us:\n")
+    print("| variant | vCPUs | " + " | ".join(THREADS) + " |\n| --- | ---: " + "| ---: " * len(THREADS) + "|")
+    for variant, of in measured.items():
+        for vcpus, m in of.items():
+            print(f"| {variant} | {vcpus} | " + " | ".join(f"{m['work_us'][name]:.0f}" for name in THREADS) + " |")
+    print(f"\nEach further waiter in userfaultfd costs a wake-up {waiter_us:.2f} us.\n")
+    print("| variant | vCPUs | processors | faults/s, measured | model | error | a fault takes (us) | busiest server |\n"
+          "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
+    for variant, of in told.items():
+        for p in of["points"]:
+            given = p["measured_per_s"] is not None
+            print(f"| {variant} | {p['vcpus_count']} | {p['processors_count']} "
+                  f"| {'%.0f' % p['measured_per_s'] if given else ''} | {p['model_per_s']:.0f} "
+                  f"| {'%+.0f %%' % (100 * p['error']) if given else ''} | {p['model_fault_us']:.0f} "
+                  f"| {p['busiest']}, {p['busiest_share']:.0%} |")
+    errors = [abs(p["error"]) for of in told.values() for p in of["points"] if p["error"] is not None
+              and p["vcpus_count"] > 1]
+    print(f"\nError of the model beyond one vCPU: mean {statistics.mean(errors):.0%}, worst {max(errors):.0%}.")
+    for n in PREDICTED:
+        last = {v: next(p for p in of["points"] if p["vcpus_count"] == n) for v, of in told.items()}
+        print(f"At {n} vCPUs: exits on {last['exits on']['model_per_s'] / last['stock']['model_per_s']:.1f} x stock; "
+              f"the next bottleneck is the {last['exits on']['busiest']}, {last['exits on']['busiest_share']:.0%} busy.")
+
+
+def run(options):
+    about = bench.about()
+    measured = {variant: {n: [] for n in options.cpus} for variant in postcopy.VARIANTS}
+    say("boot the lab")
+    with Lab(name="model") as lab:
+        about |= postcopy.machine(lab)
+        for n in range(options.rounds):
+            for vcpus in options.cpus:
+                for variant, of in measured.items():
+                    say(f"round {n + 1} of {options.rounds}: {variant}, {vcpus} vCPUs")
+                    of[vcpus].append(measure(lab, variant, vcpus, options))
+        say("waiters of userfaultfd")
+        waiter_us = max(0.0, waiters_cost_us(lab, 5))
+        processors = lab.cpus
+    middle = {variant: {vcpus: {
+        "requests_per_s": statistics.median(r["requests_per_s"] for r in runs),
+        "work_us": {name: statistics.median(r["work_us"][name] for r in runs) for name in THREADS},
+    } for vcpus, runs in of.items()} for variant, of in measured.items()}
+    told = evaluate(middle, waiter_us, processors)
+    pictures.rates("model", "Post-copy faults per second: measured in the lab, and by the model", {
+        f"{processors} processors": {
+            f"{variant}, {what}": {p["vcpus_count"]: [p[key]] for p in told[variant]["points"] if p["error"] is not None}
+            for variant in ("stock", "exits on") for what, key in (("measured", "measured_per_s"), ("model", "model_per_s"))},
+        "as many processors as vCPUs": {
+            variant: {p["vcpus_count"]: [p["model_per_s"]] for p in told[variant]["points"] if p["error"] is None}
+            for variant in told}}, "faults/s")
+    text = (f"{options.memory} MiB of guest, anonymous memory, postcopy-preempt, disjoint load, a unix socket; "
+            f"{options.rounds} rounds.\n\n" + bench.printed(show, middle, told, waiter_us))
+    bench.write("model", {"about": about, "settings": {"memory_mib": options.memory, "rounds_count": options.rounds,
+                                                       "window_s": options.window},
+                          "waiter_us": waiter_us, "runs": measured, "model": told},
+                "Beyond this machine: a model of the queues", text, [("model", "rates measured and by the model")])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="1 round")
+    parser.add_argument("--rounds", type=int, help="(3)")
+    parser.add_argument("--cpus", nargs="+", type=int, default=[1, 2, 4, 8], help="vCPUs to measure (1 2 4 8)")
+    parser.add_argument("--memory", type=int, default=48, metavar="MIB", help="of the guest (48)")
+    parser.add_argument("--window", type=float, default=0.8, metavar="S", help="time of one measurement (0.8)")
+    options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    bench.main(run, options)
+
+
+if __name__ == "__main__":
+    main()
