@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from lab import CommandFailed, LabError                 # noqa: E402
 from qemu.qmp import QMPError                           # noqa: E402
 
 REPORTS = ROOT / "build" / "reports"
+# A host on which other processes have no more than this, on average, is idle.
+IDLE_PROCESSORS = 0.1
 
 started = time.monotonic()
 
@@ -34,8 +37,18 @@ def say(text):
     print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
+def busy_s():
+    """(processor time of all processes so far, of ours that have ended and this one)"""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    ours = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK"), ours
+
+
+at_start = busy_s()
+
+
 def about():
-    """What is run, and on what. Call it at the start, as the load is that of others."""
+    """What is run, and on what."""
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12"],
                          capture_output=True, text=True)
@@ -47,21 +60,22 @@ def about():
         "host_processors_count": os.cpu_count(),
         "host_cpu_model": model and model[1],
         "host_kernel_release": platform.release(),
-        # Processes that ran or wanted to run, of the minute before: below 0.5 the host was idle.
-        "host_load_before_count": os.getloadavg()[0],
     }
 
 
 def write(name, figures, title, text, pictures=()):
     """To build/reports: NAME.json, and NAME.md, the section of the report.
 
-    figures: with about() as "about". text: of the section. pictures: (name, caption).
+    figures: with about() as "about"; call it when all processes of the bench have ended. text: of the section. pictures: (name, caption).
     """
+    took_s = time.monotonic() - started
+    total, ours = (now - then for now, then in zip(busy_s(), at_start))
+    figures["about"] |= {"took_s": round(took_s, 1), "others_processors_count": round((total - ours) / took_s, 3)}
     REPORTS.mkdir(parents=True, exist_ok=True)
     (REPORTS / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
     a = figures["about"]
-    load = a["host_load_before_count"]
-    busy = f"; the host was **not idle** before (load {load:.1f})" if load >= 0.5 else ""
+    busy = (f"; the host was **not idle**: other processes had {a['others_processors_count']:.2f} processors"
+            if a["others_processors_count"] > IDLE_PROCESSORS else "")
     lines = [f"## {title}", "", f"`{a['command']}`, {a['started_utc']} UTC, commit {a['commit']}{busy}", "", text.strip()]
     for picture, caption in pictures:
         lines += ["", f"![{caption}]({picture}.svg)"]

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The model's simulation, where the answer is known."""
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from queues import Step, simulate  # noqa: E402
+
+CYCLE = [Step(None, 10, 10), Step("a", 40, 20), Step("b", 30, 30), Step(None, 20, 20)]
+
+
+def test_one_vcpu_waits_for_nobody():
+    result = simulate(CYCLE, vcpus=1, processors=8, wake_us=5)
+    assert result.span_us == pytest.approx(10 + 40 + 30 + 20 + 4 * 5, rel=0.02)
+    assert result.faults_per_s * result.span_us == pytest.approx(1e6, rel=0.02)
+
+
+def test_slowest_server_decides():
+    result = simulate(CYCLE, vcpus=100, processors=200, wake_us=5)
+    assert result.faults_per_s == pytest.approx(1e6 / 30, rel=0.03)
+    assert result.busy_share["b"] == pytest.approx(1, abs=0.01)
+    # Little's law: all vCPUs are within a fault.
+    assert result.span_us == pytest.approx(100 * 30, rel=0.03)
+
+
+def test_one_processor_does_all_the_work():
+    result = simulate(CYCLE, vcpus=4, processors=1, wake_us=5)
+    assert 1e6 / (10 + 40 + 30 + 20) <= result.faults_per_s * 1.03
+    assert result.faults_per_s <= 1e6 / (10 + 20 + 30 + 20) * 1.03
