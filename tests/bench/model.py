@@ -4,7 +4,7 @@
 
 Measured, for some numbers of vCPUs and each variant, in the midst of a post-copy migration: page requests per
 second, and the processor time of each thread per request. The times at one vCPU, where each thread sleeps before each
-job, and at the most, where it seldom does, feed the model; so does the time that passes at one vCPU while no thread
+job on an idle processor, and at the most, where hardly any processor is idle, feed the model; so does the time that passes at one vCPU while no thread
 works. The rates beyond one vCPU are the model's, and are compared with those measured. What one more thread that
 waits in userfaultfd costs a wake-up comes from build/bench/demand-paging, with few and many vCPUs.
 
@@ -31,23 +31,35 @@ THREADS = {
     "return path": ("source", "mig/src/return"),
     "preempt thread": ("destination", "mig/dst/preempt"),
     "vCPUs": ("destination", "CPU "),
+    "all others": (None, ""),
 }
-SERVERS = [name for name in THREADS if name != "vCPUs"]
+REST = "all others"
+SERVERS = ("fault thread", "return path", "preempt thread")
 PREDICTED = (64, 256)
 LEAST_REQUESTS = 300
-NS = re.compile(r"^(\S+) (\d+) (.*?)$", re.M)
+LINE = re.compile(r"^/proc/(\d+)/task/(\d+)/(comm|schedstat):(.*)$", re.M)
 
 
-def thread_seconds(pair):
-    """Processor time so far, by thread of THREADS; of schedstat, in ns."""
-    script = "; ".join(f"for t in /proc/$(cat {side.pidfile})/task/*; do "
-                       f"echo {side.name} $(cut -d' ' -f1 $t/schedstat) $(cat $t/comm); done" for side in pair.sides)
-    seconds = dict.fromkeys(THREADS, 0.0)
-    for side, ns, comm in NS.findall(pair.lab.run(script).output):
-        for name, (of, start) in THREADS.items():
-            if side == of and comm.startswith(start):
-                seconds[name] += int(ns) / 1e9
-    return seconds
+class ThreadTimes:
+    """Processor time so far, by thread of THREADS; of schedstat, in ns. One process looks, as it takes time, too."""
+
+    def __init__(self, pair):
+        self.lab = pair.lab
+        self.sides = {pair.lab.run(f"cat {side.pidfile}", check=True).output.strip(): side.name for side in pair.sides}
+        tasks = [f"/proc/{pid}/task/*" for pid in self.sides]
+        self.look = "grep -H . " + " ".join(f"{task}/{name}" for name in ("comm", "schedstat") for task in tasks)
+
+    def read(self):
+        seconds, comms = dict.fromkeys(THREADS, 0.0), {}
+        for pid, thread, name, text in LINE.findall(self.lab.run(self.look).output):
+            if name == "comm":
+                comms[thread] = (self.sides[pid], text)
+                continue
+            of, comm = comms.get(thread, (None, ""))
+            ns = int(text.split()[0])
+            seconds[next((name for name, (side, start) in THREADS.items()
+                          if side == of and comm.startswith(start)), REST)] += ns / 1e9
+        return seconds
 
 
 def measure(lab, variant, vcpus, options):
@@ -62,10 +74,12 @@ def measure(lab, variant, vcpus, options):
         pair.start(uri)
         src.cmd("migrate-start-postcopy")
 
+        times = ThreadTimes(pair)
+
         def look():
             before = time.monotonic()
             requests = src.cmd("query-migrate")["ram"]["postcopy-requests"]
-            return (before + time.monotonic()) / 2, requests, thread_seconds(pair)
+            return (before + time.monotonic()) / 2, requests, times.read()
         until(lambda: look()[1] > LEAST_REQUESTS, "page requests")
         first = look()
         time.sleep(options.window)
@@ -102,7 +116,7 @@ def fitted(variant, measured):
     """(processor times alone, together, time of a hand-over) of the rates and times that were measured."""
     one, most = measured[min(measured)], measured[max(measured)]
     steps = cycle_of(variant, one["work_us"], one["work_us"], 0)
-    idle_us = 1e6 / one["requests_per_s"] - sum(step.slept_us for step in steps)
+    idle_us = 1e6 / one["requests_per_s"] - sum(step.idle_us for step in steps)
     return one["work_us"], most["work_us"], max(0.0, idle_us) / len(steps)
 
 
