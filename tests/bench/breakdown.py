@@ -75,11 +75,11 @@ class Times:
 
 def faults(variant, source, destination):
     """The stamps of each fault whose whole way is known, in us, by name."""
-    handled = Times(source, "migrate_handle_rp_req_pages", rf"in {BLOCK} at (0x\w+) ")
+    handled = Times(source, "migrate_handle_rp_req_pages", rf"in (?:{BLOCK}|\(null\)) at (0x\w+) ")
     taken = Times(source, "postcopy_preempt_send_host_page", rf"ramblock {BLOCK} offset (0x\w+)")
     header = Times(destination, "ram_load_postcopy_loop", rf"chan={PREEMPT_CHANNEL} addr=(0x\w+) flags=(0x\w+)",
                    lambda m: int(m[1], 0) if int(m[2], 0) & HAS_DATA else -1)
-    exits = Times(destination, "kvm_exit_on_missing", r"cpu (\d+)")
+    exits = Times(destination, "kvm_exit_on_missing", r"cpu_index (\d+)")
     woken = Times(destination, "postcopy_fault_exit_end", r"cpu (\d+) placed 1")
     base = None
     if variant == "stock":
