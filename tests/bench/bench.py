@@ -76,7 +76,8 @@ def write(name, figures, title, text, pictures=()):
     a = figures["about"]
     busy = (f"; the host was **not idle**: other processes had {a['others_processors_count']:.2f} processors"
             if a["others_processors_count"] > IDLE_PROCESSORS else "")
-    lines = [f"## {title}", "", f"`{a['command']}`, {a['started_utc']} UTC, commit {a['commit']}{busy}", "", text.strip()]
+    lines = [f"## {title}", "", f"`{a['command']}`, {a['started_utc']} UTC, commit {a['commit']}{busy}", "",
+             text.strip()]
     for picture, caption in pictures:
         lines += ["", f"![{caption}]({picture}.svg)"]
     (REPORTS / f"{name}.md").write_text("\n".join(lines) + "\n")
