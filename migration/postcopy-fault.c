@@ -133,7 +133,7 @@ static int populate(CPUState *cpu, VCPUFault *vf, RAMBlock *rb,
                      strerror(errno));
         return -1;
     }
-    return 0;
+    return 1;
 }
 
 static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
@@ -179,7 +179,7 @@ static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
      * In both cases back to KVM_RUN: it finds the page, or -EINTR so that the
      * vCPU thread does what it was kicked for, and comes back after that.
      */
-    return 0;
+    return placed;
 }
 
 static void exit_kick(CPUState *cpu)

@@ -108,6 +108,29 @@ void kvm_exit_on_missing_kick(CPUState *cpu)
     }
 }
 
+/*
+ * Otherwise the guest, as soon as it was entered, would leave once more for
+ * KVM to map the page.
+ */
+static void map_page(CPUState *cpu, hwaddr gpa)
+{
+    /* Atomic.  Linux has it since 6.10, for x86 with two-dimensional paging. */
+    static bool unknown;
+    size_t page_size = qemu_real_host_page_size();
+    struct kvm_pre_fault_memory range = {
+        .gpa = ROUND_DOWN(gpa, page_size),
+        .size = page_size,
+    };
+    int ret = 0;
+
+    if (!qatomic_read(&unknown)) {
+        ret = kvm_vcpu_ioctl(cpu, KVM_PRE_FAULT_MEMORY, &range);
+    }
+    if (ret == -ENOTTY || ret == -EOPNOTSUPP) {
+        qatomic_set(&unknown, true);
+    }
+}
+
 bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
                                 MemTxAttrs attrs, int *ret)
 {
@@ -139,6 +162,10 @@ bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
     trace_kvm_exit_on_missing(cpu->cpu_index, as_id, gpa,
                               run->memory_fault.flags);
     *ret = ops->fault(cpu, mr->ram_block, offset);
+    if (*ret > 0) {
+        map_page(cpu, gpa);
+        *ret = 0;
+    }
     memory_region_unref(mr);
     return true;
 }

@@ -26,8 +26,8 @@ typedef struct KVMMissingOps {
      * @offset is the byte in @rb that the guest touched; it is a hint that is
      * exact to the target page only.
      *
-     * Returns 0 to enter the guest again, whether or not the page has come;
-     * negative after it has reported an error, to stop the VM.
+     * Returns 1 if the page is there now, 0 to enter the guest again without
+     * it; negative after it has reported an error, to stop the VM.
      */
     int (*fault)(CPUState *cpu, RAMBlock *rb, ram_addr_t offset);
 

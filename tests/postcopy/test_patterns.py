@@ -52,6 +52,20 @@ def test_different_pages(lab, exits):
     migrate(lab, exits, pattern="disjoint")
 
 
+def test_mapped_at_once(lab):
+    """A page that has come is mapped before the vCPU goes on, which would fault for it once more."""
+    with Pair(lab, exits="on", mem=8, zero=0) as pair:
+        pair.postcopy()
+        pair.finish()
+        dst = pair.destination
+        taken = int(lab.run(f"cat /sys/kernel/debug/kvm/$(cat {dst.pidfile})-*/pf_taken", check=True).output)
+        exits, pages = pair.faults()["exits"], pair.source.report().first("boot")["test_pages"]
+    print(f"{taken} faults in KVM, {exits} exits, {pages} pages")
+    assert exits > pages / 2
+    # One of each page as it is missed, and one as its mapping has been dropped; of other memory some.
+    assert taken < 2 * pages + exits / 2
+
+
 @on_both("exits", EXITS, quick=["on"])
 def test_same_page(lab, exits):
     faults, _ = migrate(lab, exits, pattern="shared")
