@@ -114,7 +114,7 @@ void kvm_exit_on_missing_kick(CPUState *cpu)
  */
 static void map_page(CPUState *cpu, hwaddr gpa)
 {
-    /* Atomic.  Linux has it since 6.10, for x86 with two-dimensional paging. */
+    /* Atomic.  Linux has it since 6.11, for x86 with two-dimensional paging. */
     static bool unknown;
     size_t page_size = qemu_real_host_page_size();
     struct kvm_pre_fault_memory range = {
