@@ -84,8 +84,9 @@ bench-model: stock guest kernel ## a model of the queues for many vCPUs, and its
 bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: stock QEMU, the fork; 100 in a row
 	@$(BENCH)/guest_time.py $(BENCH_OPTIONS)
 
-bench-snapshot: stock guest ## background snapshots of stock QEMU and of the fork, measured on this host
+bench-snapshot: stock guest kernel ## background snapshots of stock QEMU and of the fork, on this host and in the lab
 	@$(BENCH)/snapshot.py $(BENCH_OPTIONS)
+	@$(if $(QUICK),,$(BENCH)/snapshot.py --lab --rounds 1)
 
 bench-counter: aarch64 ## what it costs an arm64 guest to read its counters, in the lab
 	@build/venv/bin/python tests/bench/counter.py

@@ -6,6 +6,7 @@ import platform
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -15,6 +16,10 @@ from lab import CommandFailed, CommandTimeout, Result
 
 EXIT_ON_MISSING = Path("/sys/module/kvm/parameters/exit_on_missing")
 HUGEPAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+# 41: PR_SET_THP_DISABLE
+WITHOUT_HUGE_PAGES = """import ctypes, os, sys
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)
+os.execvp(sys.argv[1], sys.argv[1:])"""
 
 
 class Job:
@@ -111,6 +116,11 @@ class Host:
 
     def read_file(self, path):
         return Path(path).read_bytes()
+
+    @staticmethod
+    def huge_pages(wanted):
+        """Words before a command that is to have transparent huge pages, as the host sets them, or none."""
+        return () if wanted else (sys.executable, "-c", WITHOUT_HUGE_PAGES)
 
     def host_port(self, port):
         return port

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Compare background snapshots of stock QEMU and of the fork, on this host's kernel.
+"""Compare background snapshots of stock QEMU and of the fork, on this host's kernel or in the lab.
 
 Each case is a guest of some size, nearly empty or full, with and without transparent huge pages, of
 anonymous memory or a memfd. Each round starts it anew with each QEMU in turn and takes one
 snapshot to a file, while the guest writes all that it has. Prints a table, and writes
-build/reports/bench-snapshot.json.
+build/reports/bench-snapshot.json. Snapshots are in the directory for temporary files (TMPDIR).
 
 setup: from the start of the snapshot until the guest runs on, by the time stamps of QEMU's events
 MIGRATION (setup) and RESUME; stopped: from STOP on. grown: resident memory and page tables, after
@@ -13,88 +13,34 @@ against before. A touch is a write of the guest, by its TSC, from just before th
 just after it; shares of all touches do not compare, since one snapshot lasts longer than the other.
 """
 import argparse
-import contextlib
-import ctypes
 import itertools
 import re
 import statistics
-import subprocess
-import tempfile
 import time
-from pathlib import Path
 
 import bench
 import guest
-from bench import ROOT, BenchError, say
-from qemu.qmp.legacy import QEMUMonitorProtocol
+from bench import BenchError, say
+from host import Host
+from initramfs import qemu
+from lab import Lab
+from pair import FORK, STOCK, Side
 
-VARIANTS = {name: ROOT / "build" / name / "qemu-system-x86_64" for name in ("stock", "fork")}
+VARIANTS = (STOCK, FORK)
 KINDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 EMPTY_MIB = 16              # that the guest writes, of an empty one
 # The guest uses memory below 2 GiB only, some of it for itself; it takes huge pages only.
 FULL_MIB = 1792
 FULL_SHARE = 0.8
-PR_SET_THP_DISABLE = 41
 WAIT_US = 100               # a touch that took longer has waited
 TIMEOUT_S = 300
 
 
-class Qemu:
-    """A QEMU on this host with the payload in it."""
-
-    def __init__(self, directory, binary, case, options, side="source", arguments=()):
-        self.log = directory / f"{side}.log"
-        self.output = open(directory / f"{side}.output", "w+")
-        machine, extra = "pc", list(arguments)
-        if KINDS[case["memory"]]:
-            machine += ",memory-backend=ram"
-            extra += ["-object", f"{KINDS[case['memory']]},id=ram,size={case['guest_mib']}M"]
-        sock = directory / f"{side}.qmp"
-        self.qmp = QEMUMonitorProtocol(str(sock), server=True)
-        libc = ctypes.CDLL(None)
-
-        def prepare():
-            if not case["thp"]:
-                libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
-        self.process = subprocess.Popen(
-            [binary, "-accel", options.accel, "-cpu", "max" if options.accel == "tcg" else "qemu64",
-             *guest.arguments(side, self.log, cpus=options.cpus, memory_mb=case["guest_mib"],
-                              machine=machine, mem=case["written_mib"], seed=options.seed, time=1),
-             "-qmp", f"unix:{sock}", *extra],
-            preexec_fn=prepare, stdout=self.output, stderr=subprocess.STDOUT)
-        self.qmp.accept(timeout=30)
-
-    def cmd(self, name, **arguments):
-        return self.qmp.cmd(name, **{k.replace("_", "-"): v for k, v in arguments.items()})
-
-    def report(self):
-        report = guest.Report(self.log.read_text())
-        if report.error:
-            raise BenchError(f"the guest gave up: {report.error}")
-        return report
-
-    def event(self, name):
-        end = time.monotonic() + TIMEOUT_S
-        while not (event := self.report().first(name)):
-            if self.process.poll() is not None or time.monotonic() > end:
-                self.output.seek(0)
-                raise BenchError(f"no event '{name}' of the guest; QEMU: {self.output.read()}")
-            time.sleep(0.05)
-        return event
-
-    def memory_kib(self):
-        proc = Path(f"/proc/{self.process.pid}")
-        status = dict(re.findall(r"^(\w+):\s+(\d+) kB", (proc / "status").read_text(), re.M))
-        rollup = (proc / "smaps_rollup").read_text()
-        return {"resident": int(status["VmRSS"]), "tables": int(status["VmPTE"]),
-                "huge": int(re.search(r"^AnonHugePages:\s+(\d+)", rollup, re.M)[1])}
-
-    def end(self):
-        with contextlib.suppress(Exception):
-            self.qmp.close()
-        self.process.kill()
-        self.process.wait()
-        self.output.close()
+def memory_kib(side):
+    proc = f"/proc/$(cat {side.pidfile})"
+    text = side.lab.run(f"cat {proc}/status {proc}/smaps_rollup", check=True).output
+    fields = {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
+    return {"resident": fields["VmRSS"], "tables": fields["VmPTE"], "huge": fields["AnonHugePages"]}
 
 
 def quantile(times, share):
@@ -107,40 +53,46 @@ def quantile(times, share):
     return None
 
 
-def measure(directory, variant, case, options):
+def measure(lab, variant, case, options):
     """One snapshot; its figures."""
-    snapshot = directory / "snapshot"
-    qemu = Qemu(directory, VARIANTS[variant], case, options)
+    arguments, machine = [], "pc"
+    if KINDS[case["memory"]]:
+        machine += ",memory-backend=ram"
+        arguments = ["-object", f"{KINDS[case['memory']]},id=ram,size={case['guest_mib']}M"]
+    guest_options = {"machine": machine, "cpus": options.cpus, "memory_mb": case["guest_mib"],
+                     "mem": case["written_mib"], "seed": options.seed, "time": 1}
+    snapshot = f"{lab.tmp}/snapshot"
+    side = Side(lab, "source", variant, arguments, guest_options, traced=False,
+                wrapper=lab.huge_pages(case["thp"]))
     try:
-        boot = qemu.event("boot")
-        qemu.event("ready")
+        side.connect()
+        boot = side.wait_event("boot")
+        side.wait_event("ready")
         time.sleep(options.settle)
-        qemu.cmd("migrate-set-capabilities", capabilities=[
+        side.cmd("migrate-set-capabilities", capabilities=[
             {"capability": c, "state": True} for c in ("background-snapshot", "events")])
 
         def dump(name):
-            qemu.cmd("pmemsave", val=boot["times_address"],
-                     size=4 * guest.TIMES_BUCKETS * options.cpus, filename=str(directory / name))
-            return (directory / name).read_bytes()
-        before, times = qemu.memory_kib(), dump("before")
-        qemu.qmp.get_events()
-        qemu.qmp.clear_events()
-        qemu.cmd("migrate", uri=f"file:{snapshot}")
+            side.cmd("pmemsave", val=boot["times_address"],
+                     size=4 * guest.TIMES_BUCKETS * options.cpus, filename=f"{lab.tmp}/{name}")
+            return lab.read_file(f"{lab.tmp}/{name}")
+        before, times = memory_kib(side), dump("before")
+        side.qmp.get_events()
+        side.qmp.clear_events()
+        side.cmd("migrate", uri=f"file:{snapshot}")
         at = {}
-        end = time.monotonic() + TIMEOUT_S
         while not {"completed", "failed"} & set(at):
-            if time.monotonic() > end:
+            event = side.qmp.pull_event(wait=TIMEOUT_S)
+            if not event:
                 raise BenchError("the snapshot does not end")
-            event = qemu.qmp.pull_event(wait=TIMEOUT_S)
-            if event:
-                name = event.get("data", {}).get("status") or event["event"]
-                at[name] = (event["timestamp"]["seconds"] * 10**6 + event["timestamp"]["microseconds"])
-        info = qemu.cmd("query-migrate")
+            name = event.get("data", {}).get("status") or event["event"]
+            at[name] = (event["timestamp"]["seconds"] * 10**6 + event["timestamp"]["microseconds"])
+        info = side.cmd("query-migrate")
         if info["status"] != "completed":
             raise BenchError(f"the snapshot failed: {info}")
         touches = guest.times(times, dump("after"), boot["tsc_khz"])
-        after = qemu.memory_kib()
-        size = snapshot.stat()
+        after = memory_kib(side)
+        size, blocks = map(int, lab.run(f"stat -c '%s %b' {snapshot}", check=True).output.split())
         grown = sum(after[k] - before[k] for k in ("resident", "tables"))
         return {
             "setup_us": at["RESUME"] - at["setup"], "stopped_us": at["RESUME"] - at["STOP"],
@@ -148,7 +100,7 @@ def measure(directory, variant, case, options):
             "grown_kib": grown, "grown_percent": 100 * grown / (case["guest_mib"] << 10),
             "resident_before_kib": before["resident"], "tables_grown_kib": after["tables"] - before["tables"],
             "huge_before_kib": before["huge"], "huge_after_kib": after["huge"],
-            "file_bytes": size.st_size, "file_allocated_bytes": size.st_blocks * 512,
+            "file_bytes": size, "file_allocated_bytes": blocks * 512,
             "touch_count": sum(n for _, n in touches),
             **{f"touch_p{name}_us": quantile(touches, share)
                for name, share in (("50", .5), ("99", .99), ("99_9", .999), ("100", 1))},
@@ -157,8 +109,8 @@ def measure(directory, variant, case, options):
             "query_migrate": info.get("background-snapshot"),
         }
     finally:
-        qemu.end()
-        snapshot.unlink(missing_ok=True)
+        side.end()
+        lab.run(f"rm -f {snapshot}")
 
 
 def cases(options):
@@ -201,38 +153,42 @@ def show(results):
 
 def run(options):
     about, results = bench.about(), []
-    with tempfile.TemporaryDirectory(dir=options.directory, prefix="bench-snapshot-") as directory:
-        directory = Path(directory)
+    if options.lab:
+        # The guest, its snapshot, and what stock QEMU makes of a memfd.
+        place = Lab(name="bench", memory_mb=1024 * max(options.sizes) * 2 + 2048)
+    else:
+        place = Host(options.accel)
+    with place as lab:
         for case in cases(options):
-            available_mib = int(re.search(r"MemAvailable:\s+(\d+)",
-                                          Path("/proc/meminfo").read_text())[1]) >> 10
+            free = lab.run("cat /proc/meminfo", check=True).output
+            available_mib = int(re.search(r"MemAvailable:\s+(\d+)", free)[1]) >> 10
             if available_mib < case["guest_mib"] * 1.5 + 512:
-                say(f"{name_of(case)}: left out, this machine has {available_mib} MiB")
+                say(f"{name_of(case)}: left out, there are {available_mib} MiB")
                 continue
             runs = {variant: [] for variant in VARIANTS}
             for n in range(options.rounds):
-                for variant in list(VARIANTS)[::-1 if n % 2 else 1]:
-                    runs[variant].append(measure(directory, variant, case, options))
+                for variant in VARIANTS[::-1 if n % 2 else 1]:
+                    runs[variant].append(measure(lab, variant, case, options))
                     say(f"{name_of(case)}, {variant}: setup "
                         f"{runs[variant][-1]['setup_us'] / 1000:.1f} ms")
             results.append({"case": case, "runs": runs})
-    about |= {"accelerator": options.accel,
-              "thp_enabled": Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip(),
-              "qemu_versions": {v: subprocess.run([binary, "--version"], capture_output=True, text=True,
-                                                  check=True).stdout.splitlines()[0]
-                                for v, binary in VARIANTS.items()}}
+        about |= {"qemu_kernel_release": lab.run("uname -r", check=True).output.strip(),
+                  "accelerator": " ".join(lab.qemu_words),
+                  "qemu_versions": {v: lab.run(f"{qemu(lab.arch, v)} --version", check=True).output.splitlines()[0]
+                                    for v in VARIANTS}}
     text = f"Medians of {options.rounds} rounds.\n```{bench.printed(show, results)}```"
-    bench.write("bench-snapshot", {
+    where = ("bench-snapshot-lab", "in the lab") if options.lab else ("bench-snapshot", "on the host's kernel")
+    bench.write(where[0], {
         "about": about, "settings": {"vcpus_count": options.cpus, "seed": options.seed,
                                      "rounds_count": options.rounds, "settle_s": options.settle},
-        "results": results}, "Background snapshots, on the host's kernel", text)
+        "results": results}, f"Background snapshots, {where[1]}", text)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1 round of a guest of 1 GiB")
-    parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="of the guest (1 4)")
+    parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="of the guest (1 4 8; in the lab 1)")
     parser.add_argument("--only", default="", metavar="TEXT",
                         help="cases whose name has it, like 'THP on'")
     parser.add_argument("--rounds", type=int, help="snapshots of each case (3)")
@@ -240,10 +196,11 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="of contents and order (1)")
     parser.add_argument("--settle", type=float, default=1, metavar="S",
                         help="let the guest write for so long before (1)")
-    parser.add_argument("--accel", choices=("tcg", "kvm"), default="tcg", help="of the guest (tcg)")
-    parser.add_argument("--directory", help="for the snapshots (the system's for temporary files)")
+    parser.add_argument("--lab", action="store_true", help="in the lab, not on this host")
+    parser.add_argument("--accel", choices=("tcg", "kvm"), default="tcg",
+                        help="of the guest, without --lab (tcg)")
     options = parser.parse_args()
-    options.sizes = options.sizes or ([1] if options.quick else [1, 4])
+    options.sizes = options.sizes or ([1] if options.quick or options.lab else [1, 4, 8])
     options.rounds = options.rounds or (1 if options.quick else 3)
     bench.main(run, options)
 

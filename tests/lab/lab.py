@@ -336,6 +336,13 @@ class Lab:
         q = shlex.quote(str(path))
         self.run(f"cat >{q} && chmod {mode:o} {q}", stdin=data, check=True)
 
+    def huge_pages(self, wanted):
+        """Let anonymous memory have transparent huge pages, or not; words before a command, of which
+        there are none."""
+        self.run(f"echo {'always' if wanted else 'never'} >/sys/kernel/mm/transparent_hugepage/enabled",
+                 check=True)
+        return ()
+
     # Ports
 
     @staticmethod
