@@ -73,7 +73,7 @@ def test_no_userfaultfd_left(lab):
             assert "Too many open files" in str(e)
         # Room for the snapshot's file, and no more.
         machine.side.cmd("chardev-remove", id=f"c{n - 1}")
-        machine.take(status="failed")
+        assert "userfaultfd" in machine.take(status="failed")["error-desc"]
         machine.assert_goes_on()
         for i in range(n - 1):
             machine.side.cmd("chardev-remove", id=f"c{i}")
