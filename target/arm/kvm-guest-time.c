@@ -194,7 +194,7 @@ int kvm_arm_guest_time_init_vcpu(ARMCPU *cpu)
     return ret;
 }
 
-/* kvm_vtime of all vCPUs, of which those that have one have the same */
+/* The VM has one virtual counter: so have all vCPUs */
 static void set_vtime(uint64_t virtual, bool dirty)
 {
     CPUState *cs;
