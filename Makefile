@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock guest kernel aarch64 check-quick check check-slow demo soak bench bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-counter lab-shell branch help
+.PHONY: all build stock guest kernel aarch64 check-quick check check-slow demo soak bench bench-begin bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-counter lab-shell branch help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -58,8 +58,11 @@ BENCH = build/venv/bin/python tests/bench
 BENCH_OPTIONS = $(if $(QUICK),--quick)
 BENCHES = bench-demand-paging bench-postcopy $(if $(QUICK),,bench-postcopy-more) bench-breakdown \
 	$(if $(QUICK),,bench-model) bench-guest-time bench-snapshot
-bench: $(BENCHES) ## all benches, then build/reports/report.md; QUICK=1: the short ones, in five minutes
+bench: bench-begin $(BENCHES) ## all benches, then build/reports/report.md; QUICK=1: the short ones, in five minutes
 	@$(BENCH)/report.py
+
+bench-begin:
+	@rm -f build/reports/*.md
 
 # One after the other, also with make -j.
 .NOTPARALLEL: bench

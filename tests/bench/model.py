@@ -198,7 +198,7 @@ def run(options):
             for variant in ("stock", "exits on") for what, key in (("measured", "measured_per_s"), ("model", "model_per_s"))},
         "as many processors as vCPUs": {
             variant: {p["vcpus_count"]: [p["model_per_s"]] for p in told[variant]["points"] if p["error"] is None}
-            for variant in told}}, "faults/s")
+            for variant in told}}, "faults/s", dashed={"stock, model", "exits on, model", *told})
     text = (f"{options.memory} MiB of guest, anonymous memory, postcopy-preempt, disjoint load, a unix socket; "
             f"{options.rounds} rounds.\n\n" + bench.printed(show, middle, told, waiter_us))
     bench.write("model", {"about": about, "settings": {"memory_mib": options.memory, "rounds_count": options.rounds,
