@@ -174,9 +174,11 @@ _Noreturn void cpu_main(uint32_t cpu)
     load(cpu);
     if (cpu == 0) {
         rom_check();        /* while the ROM's own pages are missing */
-        print("{\"event\": \"timing\"}\n");
     }
     barrier();
+    if (cpu == 0) {
+        print("{\"event\": \"timing\"}\n");
+    }
     measure(cpu, 0);
     barrier();
     if (cpu == 0) {
