@@ -5,7 +5,7 @@ import time
 import pytest
 
 from arches import on_aarch64
-from counters import COUNTERS, NO_ADJVTIME, ONE_OFFSET, CounterPair, offsets
+from counters import COUNTERS, NO_ADJVTIME, ONE_OFFSET, CounterPair, numbers, offsets
 from clocks import clocks
 from lab import Lab
 from pair import FORK, STOCK, Side, until
@@ -157,6 +157,26 @@ def test_one_offset_on_one_side_alone(lab, source):
     options = {"source_options" if source else "destination_options": ONE_OFFSET}
     with CounterPair(lab, capabilities=("return-path",), **options) as pair:
         is_refused(pair, f"property kvm-counter-offset is {'on' if source else 'off'} on the source")
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("aarch64")
+@pytest.mark.parametrize("policy, one_offset", [("continuous", False), ("stopped", True)])
+def test_two_hosts(policy, one_offset):
+    """Their counters began at different times; the time of day is as they believe it is."""
+    with Lab(name="host-a", arch="aarch64", memory_mb=1024) as a, \
+            Lab(name="host-b", arch="aarch64", memory_mb=1024) as b:
+        with held(a, destination_lab=b, policy=policy, one_offset=one_offset) as pair:
+            jump = pair.moved(GAP_S)
+            stop = numbers(pair.source, "kvm_arm_guest_time_stop")
+            start = numbers(pair.destination, "kvm_arm_guest_time_start")
+            gap_us = (start["realtime"] - stop["realtime"]) / 1000
+            assert abs((start["host counter"] - stop["host counter"]) * 1000 / jump.khz - gap_us) > 0.5e6
+            counted_us = gap_us if policy == "continuous" else 0
+            for passed_us in pair.passed_in_blackout_us(jump):
+                assert abs(passed_us - counted_us) <= jump.tolerance_us
+            assert jump.backwards == 0, jump
+            assert not pair.warnings()
 
 
 @pytest.mark.slow
