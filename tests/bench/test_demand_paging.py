@@ -4,35 +4,50 @@ import json
 
 import pytest
 
-PROGRAM = "build/bench/demand-paging"
+from arches import on_both
+from initramfs import below
+
 SWITCH = "/sys/module/kvm/parameters/exit_on_missing"
 PAGES = 512     # of two vCPUs with 1 MiB each
 
 
+def program(lab):
+    return f"build/{below('bench', lab.arch)}/demand-paging"
+
+
 def measure(lab, options):
-    return json.loads(lab.run(f"{PROGRAM} -v 2 -b 1 -j {options}", check=True).output)
+    return json.loads(lab.run(f"{program(lab)} -v 2 -b 1 -j {options}", check=True).output)
 
 
-@pytest.mark.parametrize("options", ["", "-a -u minor -s shmem -r 2"])
+@on_both("options", ["", "-a -u minor -s shmem -r 2"], quick=[""])
 def test_userfaultfd(lab, options):
     figures = measure(lab, options)
     assert (figures["exits_count"], figures["uffd_events_count"]) == (0, PAGES)
     assert figures["voluntary_switches_per_fault_count"] > 0.5
 
 
-@pytest.mark.parametrize("options", ["", "-a -p", "-u minor -s shmem"])
-def test_exits(lab, options):
-    figures = measure(lab, f"-w {options}")
+def assert_exits(figures):
     assert (figures["exits_count"], figures["uffd_events_count"]) == (PAGES, 0)
     assert figures["bad_pages_count"] == 0
     assert 0 < figures["latency_p50_us"] <= figures["latency_max_us"]
 
 
+@on_both("options", ["", "-u minor -s shmem"], quick=["-u minor -s shmem"])
+def test_exits(lab, options):
+    assert_exits(measure(lab, f"-w {options}"))
+
+
+def test_mapped_at_once(lab):
+    assert_exits(measure(lab, "-a -w -p"))
+
+
+@on_both()
 def test_huge_pages(lab):
     figures = measure(lab, "-b 4 -s hugetlb -w")
     assert (figures["page_size_kib"], figures["exits_count"]) == (2048, 4)
 
 
+@on_both()
 def test_shared(lab):
     figures = measure(lab, "-o -w")
     assert figures["touch_count"] == PAGES
@@ -41,10 +56,11 @@ def test_shared(lab):
     assert figures["exits_count"] - figures["eexist_count"] == PAGES / 2
 
 
+@on_both()
 def test_refused(lab):
     lab.run(f"echo N >{SWITCH}", check=True)
     try:
-        result = lab.run(f"{PROGRAM} -w")
+        result = lab.run(f"{program(lab)} -w")
     finally:
         lab.run(f"echo Y >{SWITCH}", check=True)
     assert result.rc == 2 and "no KVM_MEM_EXIT_ON_MISSING" in result.output
