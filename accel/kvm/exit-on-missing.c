@@ -126,7 +126,8 @@ static void map_page(CPUState *cpu, hwaddr gpa)
     if (!qatomic_read(&unknown)) {
         ret = kvm_vcpu_ioctl(cpu, KVM_PRE_FAULT_MEMORY, &range);
     }
-    if (ret == -ENOTTY || ret == -EOPNOTSUPP) {
+    /* Of an ioctl that it does not know, KVM says that it is invalid */
+    if (ret == -EINVAL || ret == -ENOTTY || ret == -EOPNOTSUPP) {
         qatomic_set(&unknown, true);
     }
 }
