@@ -80,6 +80,7 @@ bench-postcopy-more: stock guest kernel ## the same with other numbers of vCPUs,
 
 bench-breakdown: stock guest kernel ## where the time of one fault goes
 	@$(BENCH)/breakdown.py $(BENCH_OPTIONS)
+	@$(if $(QUICK),,$(BENCH)/breakdown.py --cpus 1 --name breakdown-1)
 
 bench-model: stock guest kernel ## a model of the queues for many vCPUs, and its error
 	@$(BENCH)/model.py $(BENCH_OPTIONS)

@@ -183,7 +183,7 @@ def run(options):
             f"{options.transport}, {options.rounds} rounds. Medians do not add up.\n\n" + bench.printed(show, results))
     bench.write(options.name, {"about": about, "settings": {
         "vcpus_count": options.cpus, "memory_mib": options.memory, "transport": options.transport,
-        "rounds_count": options.rounds}, "results": results}, "Where the time of one demand fault goes", text)
+        "rounds_count": options.rounds}, "results": results}, f"Where the time of one demand fault goes: {options.cpus} vCPUs", text)
 
 
 def main():

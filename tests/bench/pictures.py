@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt     # noqa: E402
 from bench import REPORTS           # noqa: E402
 
 COLOURS = ("#c8501e", "#7a7a7a", "#0b62a4", "#2f8f4e")
-POINTS = 200    # of a curve, at most
+POINTS = 100    # of a curve, at most
 # The same figures give the same file; text stays text.
 matplotlib.rcParams |= {"svg.hashsalt": "bench", "svg.fonttype": "none", "font.size": 9}
 
@@ -36,7 +36,7 @@ def distributions(name, title, panels):
             values = sorted(values)
             share = [i / POINTS for i in range(POINTS + 1)]
             points = [values[min(len(values) - 1, int(s * len(values)))] for s in share]
-            axis.plot(points, share, color=colour, linewidth=1.6, drawstyle="steps-post",
+            axis.plot(points, share, color=colour, linewidth=1.6,
                       label=f"{label}: median {statistics.median(values):.0f} µs")
         axis.set(title=panel, xscale="log", ylim=(0, 1), xlabel="latency of a touch, timed by the guest (µs)",
                  ylabel="share of touches that took at most this long")

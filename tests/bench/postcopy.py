@@ -382,7 +382,10 @@ def publish(options, about, network, measured, counted):
         transport = (f"TCP through a link with {options.delay} us of delay in each direction and "
                      f"{options.bandwidth or 'unlimited'} Mbit/s; ping took {network.round_trip_us:.0f} us")
     title = (f"Post-copy, {'with' if options.preempt else 'without'} postcopy-preempt, "
-             f"{'on this host' if options.host else 'in the lab'}")
+             f"{'on this host' if options.host else 'in the lab'}: "
+             f"{', '.join(map(str, options.cpus))} vCPUs"
+             + (f", {', '.join(options.load)} load" if options.load else "")
+             + (", a link with delay" if network else ""))
     text = (f"{options.memory} MiB of guest (hugetlb: twice as much); {transport}.\n"
             f"```{bench.printed(show, measured, counted, options.rounds)}```\n"
             + "\n".join(f"* {line}" for line in verdicts(measured)))
