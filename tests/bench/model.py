@@ -4,7 +4,7 @@
 
 Measured, for some numbers of vCPUs and each variant, in the midst of a post-copy migration: page requests per
 second, and the processor time of each thread per request. The times at one vCPU, where each thread sleeps before each
-job on an idle processor, and at the most, where hardly any processor is idle, feed the model; so does the time that passes at one vCPU while no thread
+job, and at the most, where it seldom does, feed the model; so does the time that passes at one vCPU while no thread
 works. The rates beyond one vCPU are the model's, and are compared with those measured. What one more thread that
 waits in userfaultfd costs a wake-up comes from build/bench/demand-paging, with few and many vCPUs.
 
@@ -118,7 +118,7 @@ def fitted(variant, measured):
     """(processor times alone, together, time of a hand-over) of the rates and times that were measured."""
     one, most = measured[min(measured)], measured[max(measured)]
     steps = cycle_of(variant, one["work_us"], one["work_us"], 0)
-    idle_us = 1e6 / one["requests_per_s"] - sum(step.idle_us for step in steps)
+    idle_us = 1e6 / one["requests_per_s"] - sum(step.slept_us for step in steps)
     return one["work_us"], most["work_us"], max(0.0, idle_us) / len(steps)
 
 
