@@ -299,11 +299,13 @@ void postcopy_requests_meter(PostcopyRequests *r, PostcopyMeter *meter)
 unsigned postcopy_requests_outstanding(PostcopyRequests *r,
                                        PostcopyOldest *oldest)
 {
-    int64_t now = get_clock(), since = now;
+    int64_t now, since;
     GHashTableIter iter;
     gpointer value;
 
     QEMU_LOCK_GUARD(&r->lock);
+    /* With the lock held: nothing is outstanding since later than now */
+    now = since = get_clock();
     g_hash_table_iter_init(&iter, r->pages);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         Request *req = value;

@@ -362,7 +362,12 @@ static void *stress_kick(void *opaque)
     Stress *s = opaque;
 
     for (unsigned i = 0; qatomic_read(&s->vcpus_left); i++) {
+        PostcopyOldest oldest = { };
+
         postcopy_waiter_kick(&s->waiters[i % VCPUS]);
+        if (postcopy_requests_outstanding(s->r, &oldest)) {
+            g_assert(oldest.rb == block);
+        }
         if (i % 64 == 0) {
             g_usleep(50);
         }
