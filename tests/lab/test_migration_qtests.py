@@ -8,7 +8,7 @@ from arches import on_aarch64, on_both
 from initramfs import below, qemu
 
 CASES = [
-    "plain",
+    pytest.param("plain", marks=pytest.mark.slow),
     "recovery/plain",
     "preempt/plain",
     pytest.param("preempt/recovery/plain", marks=pytest.mark.slow),

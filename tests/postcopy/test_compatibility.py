@@ -31,8 +31,16 @@ def postcopy(lab, way, channels, machine):
             assert pair.faults()["exits"] > 20
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("way", WAYS)
+def quick(way, machine, channels="preempt"):
+    """Stock QEMU alone is for make check-slow, and so is the second machine without preempt."""
+    return way != "stock-to-stock" and (machine == MACHINES[0] or channels == "preempt")
+
+
+def choices(*of):
+    return [pytest.param(*choice, marks=() if quick(*choice) else pytest.mark.slow) for choice in product(*of)]
+
+
+@pytest.mark.parametrize("way, machine", choices(WAYS, MACHINES))
 def test_precopy(lab, way, machine):
     precopy(lab, way, machine)
 
@@ -42,10 +50,8 @@ def test_precopy_on_aarch64(lab, way):
     precopy(lab, way, VIRT)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("channels", CHANNELS)
-@pytest.mark.parametrize("way", WAYS)
-def test_postcopy(lab, way, channels, machine):
+@pytest.mark.parametrize("way, machine, channels", choices(WAYS, MACHINES, CHANNELS))
+def test_postcopy(lab, way, machine, channels):
     postcopy(lab, way, channels, machine)
 
 

@@ -3,6 +3,8 @@
 import re
 from itertools import product
 
+import pytest
+
 from arches import on_both
 from pair import MIB, Pair
 
@@ -73,7 +75,10 @@ def test_same_page(lab, exits):
         assert_shared(faults)
 
 
-@on_both("exits, backend", product(EXITS, SHARED), quick=[("on", "memfd")])
+@on_both("exits, backend", [("on", "memfd"), ("off", "memfd"), ("on", "shm"), ("off", "ram"),
+                            pytest.param("off", "shm", marks=pytest.mark.slow),
+                            pytest.param("on", "ram", marks=pytest.mark.slow)],
+         quick=[("on", "memfd")])
 def test_shared_memory(lab, exits, backend):
     """Received in place; every other page is zero until it is written to."""
     migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])

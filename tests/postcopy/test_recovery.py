@@ -35,8 +35,18 @@ def silence(pair):
         side.cmd("migrate-pause")
 
 
-@on_both("trouble, exits, channels", product([pause, reset, silence], ["on", "off"], ["preempt", "one-channel"]),
-         quick=[(reset, "on", "preempt")])
+slow = pytest.mark.slow
+# Each trouble with exits and without, and each with both numbers of channels; all of them in make check-slow.
+TROUBLES = [
+    (pause, "on", "preempt"), (pause, "off", "one-channel"),
+    (reset, "on", "preempt"), (reset, "off", "one-channel"),
+    (silence, "on", "one-channel"), (silence, "off", "preempt"),
+]
+OTHERS = [pytest.param(*choice, marks=slow) for choice in product(
+    [pause, reset, silence], ["on", "off"], ["preempt", "one-channel"]) if choice not in TROUBLES]
+
+
+@on_both("trouble, exits, channels", TROUBLES + OTHERS, quick=[(reset, "on", "preempt")])
 def test_recovery(lab, trouble, exits, channels):
     capabilities = ("postcopy-preempt",) if channels == "preempt" else ()
     with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
@@ -55,9 +65,6 @@ def test_recovery(lab, trouble, exits, channels):
         assert pair.faults()["requests"] > counts["requests"]
         if exits == "on":
             assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
-
-
-slow = pytest.mark.slow
 
 
 # Each of the choices once; all of them in make check-slow.
@@ -132,7 +139,7 @@ def test_recovery_when_all_was_sent(lab, trouble):
         pair.finish()
 
 
-@pytest.mark.parametrize("backend", ["hugetlb", "hugetlb-private"])
+@pytest.mark.parametrize("backend", ["hugetlb", pytest.param("hugetlb-private", marks=slow)])
 def test_no_memory_for_a_page(lab, backend):
     """The destination's host runs out of huge pages, and gets some more."""
     pool = "/proc/sys/vm/nr_hugepages"
@@ -165,8 +172,12 @@ def dh_parameters():
             + "-----END DH PARAMETERS-----")
 
 
-@pytest.mark.parametrize("preempt", [True, False], ids=["preempt", "one-channel"])
-@pytest.mark.parametrize("backend", [None, "memory-backend-memfd"], ids=["anonymous", "memfd"])
+@pytest.mark.parametrize("backend, preempt", [
+    pytest.param(None, True, id="anonymous-preempt"),
+    pytest.param("memory-backend-memfd", False, id="memfd-one-channel"),
+    pytest.param(None, False, id="anonymous-one-channel", marks=slow),
+    pytest.param("memory-backend-memfd", True, id="memfd-preempt", marks=slow),
+])
 def test_tls(lab, backend, preempt):
     """Encrypted, where the channel cannot tell how much it has read; broken and recovered."""
     lab.run("mkdir -p /tmp/psk && echo qemu:6a1d3a2b >/tmp/psk/keys.psk && "

@@ -23,7 +23,7 @@ def test_unit(lab):
     assert "ok 6 /snapshot-holes/hugetlbfs" in tap and "SKIP" not in tap, tap
 
 
-@pytest.mark.parametrize("kind", ["anonymous", "memfd", pytest.param("hugetlb", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["anonymous", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("memfd", "hugetlb"))])
 @pytest.mark.parametrize("value", ["never", pytest.param("always", marks=pytest.mark.slow)])
 def test_empty_guest(lab, thp, kind, value):
     """Its memory and its file hardly grow, and any QEMU restores it."""
