@@ -89,6 +89,20 @@ class Jump:
         return backwards(self.after)
 
 
+def migrate(pair, gap_s, postcopy, meanwhile=lambda: None):
+    """To the end; then, if the destination was started with -S, let the guest run after gap_s."""
+    if postcopy:
+        pair.postcopy(bandwidth=64 * MIB)
+    else:
+        pair.source.cmd("migrate", uri=pair.listen())
+    for side in pair.sides:
+        side.wait_status("completed")
+    if gap_s:
+        pair.lab.run(f"sleep {gap_s}")
+        meanwhile()
+        pair.destination.cmd("cont")
+
+
 class ClockPair(Pair):
     """A guest that reads its clocks, and the source's instant in the stream unless told=False."""
 
@@ -107,16 +121,7 @@ class ClockPair(Pair):
         """Migrate; the guest does not run for gap_s if the destination was started with -S."""
         self.source.wait_event("ready")
         was = offsets(self.source)
-        if postcopy:
-            self.postcopy(bandwidth=64 * MIB)
-        else:
-            self.source.cmd("migrate", uri=self.listen())
-        for side in self.sides:
-            side.wait_status("completed")
-        if gap_s:
-            self.lab.run(f"sleep {gap_s}")
-            meanwhile()
-            self.destination.cmd("cont")
+        migrate(self, gap_s, postcopy, meanwhile)
         before = clocks(self.source, self.cpus, 0, last=True)
         after = clocks(self.destination, self.cpus, 1)
         tsc = [signed(now + self.tsc_base - w) for now, w in zip(offsets(self.destination), was)]

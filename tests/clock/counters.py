@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 
 import guest
-from clocks import clocks, signed
-from pair import FORK, MIB, Pair
+from clocks import clocks, migrate, signed
+from pair import FORK, Pair
 
 TOLD = ("-global", "arm-cpu.kvm-guest-time=on")
 ONE_OFFSET = ("-global", "arm-cpu.kvm-counter-offset=on")
@@ -81,15 +81,7 @@ class CounterPair(Pair):
         """Migrate; the guest does not run for gap_s if the destination was started with -S."""
         khz = self.source.wait_event("ready")["khz"]
         was = offsets(self.source)
-        if postcopy:
-            self.postcopy(bandwidth=64 * MIB)
-        else:
-            self.source.cmd("migrate", uri=self.listen())
-        for side in self.sides:
-            side.wait_status("completed")
-        if gap_s:
-            self.lab.run(f"sleep {gap_s}")
-            self.destination.cmd("cont")
+        migrate(self, gap_s, postcopy)
         before = clocks(self.source, self.cpus, 0, last=True)
         after = clocks(self.destination, self.cpus, 1)
         now = offsets(self.destination)
