@@ -1,6 +1,6 @@
 /*
- * Postcopy: the second mapping of shared guest memory, which pages are
- * received into before the guest sees them
+ * Postcopy: the second mapping of shared huge pages, which they are received
+ * into before the guest sees them
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -11,6 +11,7 @@
 #include "qemu/userfaultfd.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
+#include "exec/target_page.h"
 #include "ram.h"
 #include "postcopy-mirror.h"
 #include "trace.h"
@@ -22,6 +23,13 @@ static const char *obstacle(RAMBlock *rb, bool shared)
 
     if (!qemu_ram_is_shared(rb) || rb->fd < 0) {
         return "not shared, or without a file";
+    }
+    /*
+     * The copy of a small page costs less than what avoids it: memory got and
+     * cleared beforehand, and one more system call to read the page alone.
+     */
+    if (qemu_ram_pagesize(rb) == qemu_target_page_size()) {
+        return "no huge pages";
     }
     /*
      * Another process maps the file without MINOR: it would see a page that

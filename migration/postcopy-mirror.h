@@ -1,6 +1,6 @@
 /*
- * Postcopy: the second mapping of shared guest memory, which pages are
- * received into before the guest sees them
+ * Postcopy: the second mapping of shared huge pages, which they are received
+ * into before the guest sees them
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -13,10 +13,10 @@
 /**
  * postcopy_mirror_open: map @rb a second time, if it can be
  *
- * That needs memory with a file that is shared (memfd, shmem, hugetlbfs with
- * share=on), of which the host kernel reports pages that are in the file but
- * not mapped (UFFD_FEATURE_MINOR_SHMEM, -_HUGETLBFS), and which no other
- * process maps that takes part in the postcopy.  Without, which is traced,
+ * That needs memory with a file that is shared (share=on), in host pages
+ * larger than the target's, of which the host kernel reports those that are in
+ * the file but not mapped (UFFD_FEATURE_MINOR_HUGETLBFS, -_SHMEM), and which
+ * no other process maps that takes part in the postcopy.  Without, which is traced,
  * pages are copied to @rb.
  *
  * Returns the mode to register @rb with, beside

@@ -7,7 +7,6 @@
 #include "qemu/osdep.h"
 #include "qemu/error-report.h"
 #include "exec/ramblock.h"
-#include "exec/target_page.h"
 #include "postcopy-mirror.h"
 #include "postcopy-place.h"
 #include "postcopy-ram.h"
@@ -16,7 +15,7 @@
 #include "trace.h"
 
 int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
-                           RAMBlock *rb, bool zero)
+                           RAMBlock *rb)
 {
     ram_addr_t start = page->host_addr - (void *)rb->host;
     void *mirror = postcopy_mirror(rb, start);
@@ -34,9 +33,6 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
         return 0;
     }
     page->buffer = mirror;
-    if (zero) {
-        return 0;   /* UFFDIO_ZEROPAGE brings its own */
-    }
     ret = postcopy_mirror_populate(mirror, qemu_ram_pagesize(rb));
     if (ret) {
         error_report("postcopy: no memory for the page at offset 0x"
@@ -69,14 +65,11 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
                          RAMBlock *rb, void *data)
 {
     ram_addr_t start = page->host_addr - (void *)rb->host;
-    void *mirror = postcopy_mirror(rb, start);
 
     if (page->drop) {
         return 0;
     }
-    /* Small zero pages were not written to the mirror */
-    if (page->all_zero &&
-        (!mirror || qemu_ram_pagesize(rb) == qemu_target_page_size())) {
+    if (page->all_zero && !postcopy_mirror(rb, start)) {
         data = NULL;
     }
     return place(mis, rb, start, data, page->wake);

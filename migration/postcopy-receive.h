@@ -13,15 +13,14 @@
  * postcopy_receive_begin: the first part of a host page has been announced
  *
  * @page: of the channel, with host_addr set
- * @zero: the whole host page is zero
  *
  * Sets page->buffer, where its parts go: the page itself in the second mapping
- * of shared memory, or the temporary page of the channel.  Called by the
+ * that shared huge pages have, or the temporary page of the channel.  Called by the
  * channel's thread, no locks needed.  Returns 0, or negative errno after it
  * has reported the error; the page can be sent again.
  */
 int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
-                           RAMBlock *rb, bool zero);
+                           RAMBlock *rb);
 
 /**
  * postcopy_receive_end: all parts have come; make the page visible

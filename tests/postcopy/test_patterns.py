@@ -37,8 +37,8 @@ def migrate(lab, exits, at_least=20, bandwidth=MIB, **options):
             assert faults["exits"] == faults["populated"] == 0 and faults["uffd"] > at_least
         assert faults["requests"] <= faults["exits"] + faults["uffd"]
         trace = pair.destination.trace()
-        shared = "backend" in options and "share=off" not in options["backend"]
-        assert shared == any(name == "postcopy_mirror" and text.startswith("ram ")
+        in_place = options.get("backend") in (HUGETLB["file"], HUGETLB["memfd"])
+        assert in_place == any(name == "postcopy_mirror" and text.startswith("ram ")
                              for name, text in trace)
         assert "postcopy_receive_twice" not in dict(trace)
         return faults, trace
@@ -80,7 +80,7 @@ def test_same_page(lab, exits):
                             pytest.param("on", "ram", marks=pytest.mark.slow)],
          quick=[("on", "memfd")])
 def test_shared_memory(lab, exits, backend):
-    """Received in place; every other page is zero until it is written to."""
+    """Every other page is zero until it is written to."""
     migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])
 
 

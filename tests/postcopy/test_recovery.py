@@ -172,16 +172,18 @@ def dh_parameters():
 
 @pytest.mark.parametrize("backend, preempt", [
     pytest.param(None, True, id="anonymous-preempt"),
-    pytest.param("memory-backend-memfd", False, id="memfd-one-channel"),
+    pytest.param(BACKENDS["hugetlb"], False, id="hugetlb-one-channel"),
     pytest.param(None, False, id="anonymous-one-channel", marks=slow),
-    pytest.param("memory-backend-memfd", True, id="memfd-preempt", marks=slow),
+    pytest.param(BACKENDS["hugetlb"], True, id="hugetlb-preempt", marks=slow),
 ])
 def test_tls(lab, backend, preempt):
-    """Encrypted, where the channel cannot tell how much it has read; broken and recovered."""
+    """Encrypted; broken and recovered."""
     lab.run("mkdir -p /tmp/psk && echo qemu:6a1d3a2b >/tmp/psk/keys.psk && "
             f"echo '{dh_parameters()}' >/tmp/psk/dh-params.pem", check=True)
-    with Pair(lab, exits="on", backend=backend, pattern="shared", mem=16, tls="/tmp/psk",
-              capabilities=("postcopy-preempt",) if preempt else ()) as pair:
+    options = ({"pattern": "samehuge", "memory_mb": 64, "mem": 48} if backend
+               else {"pattern": "shared", "mem": 16})
+    with Pair(lab, exits="on", backend=backend, tls="/tmp/psk",
+              capabilities=("postcopy-preempt",) if preempt else (), **options) as pair:
         wire = pair.wire(pair.listen())
         pair.postcopy(wire.uri)
         pair.destination.wait_event("timing")
