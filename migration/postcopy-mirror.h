@@ -25,6 +25,16 @@
  */
 uint64_t postcopy_mirror_open(RAMBlock *rb, bool shared);
 
+/*
+ * Start to get memory for all pages of the mirrors, in a thread, before they
+ * come.  The kernel clears each, which a vCPU that waits for it would wait for
+ * too.  After postcopy_mirror_open() for all blocks.
+ */
+void postcopy_mirrors_start(void);
+
+/* End that thread, if it was started.  Before postcopy_mirror_close(). */
+void postcopy_mirrors_stop(void);
+
 /* When all pages have come; does nothing if @rb has no mirror */
 void postcopy_mirror_close(RAMBlock *rb);
 

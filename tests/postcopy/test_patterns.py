@@ -40,6 +40,9 @@ def migrate(lab, exits, at_least=20, bandwidth=MIB, **options):
         in_place = options.get("backend") in (HUGETLB["file"], HUGETLB["memfd"])
         assert in_place == any(name == "postcopy_mirror" and text.startswith("ram ")
                              for name, text in trace)
+        if in_place:
+            # All of it, by the thread for which nobody waits.
+            assert dict(trace)["postcopy_mirror_memory"] == f"ram: {options['memory_mb'] * MIB:#x} bytes, 0"
         assert "postcopy_receive_twice" not in dict(trace)
         return faults, trace
 

@@ -14,6 +14,7 @@ SOURCES = {
     "test-postcopy-request": ["migration/postcopy-request.c", "migration/postcopy-meter.c"],
     "test-postcopy-place": ["migration/postcopy-place.c", "migration/postcopy-request.c",
                             "migration/postcopy-meter.c"],
+    "test-postcopy-mirror": ["migration/postcopy-mirror.c"],
     "test-snapshot-holes": ["migration/snapshot-holes.c"],
 }
 SKIPPED = 77  # the exit status that Meson takes for it
