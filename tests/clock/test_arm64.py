@@ -70,12 +70,16 @@ def test_stopped(lab, way, one_offset):
 
 
 # Of the blackout, or of the time after it
-@on_aarch64("policy, one_offset, due_s", [("continuous", True, 6), ("continuous", False, 3), ("stopped", False, 6),
-                                          ("stopped", True, 3)], quick=[("stopped", True, 3)])
-def test_timers(lab, policy, one_offset, due_s):
+@on_aarch64("way, policy, one_offset, due_s", [
+    ("precopy", "continuous", True, 6), ("precopy", "continuous", False, 3),
+    ("precopy", "stopped", False, 6), ("precopy", "stopped", True, 3),
+    ("postcopy", "continuous", False, 6), ("postcopy", "continuous", True, 3),
+    ("postcopy", "stopped", True, 6), ("postcopy", "stopped", False, 3),
+], quick=[("postcopy", "stopped", False, 3)])
+def test_timers(lab, way, policy, one_offset, due_s):
     """Armed before the migration, two on each vCPU."""
-    with held(lab, policy=policy, one_offset=one_offset, deadline=due_s * 1000) as pair:
-        jump = pair.moved(GAP_S)
+    with held(lab, WAYS[way], policy=policy, one_offset=one_offset, deadline=due_s * 1000) as pair:
+        jump = pair.moved(GAP_S, WAYS[way])
         assert not pair.source.report().all("timer"), "the migration has taken too long"
         fired = until(lambda: (e := pair.destination.report().all("timer")) and len(e) == 2 * pair.cpus and e,
                       "all timers fire")
