@@ -59,7 +59,8 @@ def about():
         "started_utc": datetime.now(timezone.utc).isoformat(" ", "minutes").removesuffix("+00:00"),
         "host_processors_count": os.cpu_count(),
         "host_cpu_model": model and model[1],
-        "host_kernel_release": platform.release(),
+        # Without what a builder adds to the version
+        "host_kernel_release": platform.release().split("-")[0],
     }
 
 
