@@ -67,8 +67,8 @@ def test_recovery(lab, trouble, exits, channels):
 
 # Each of the choices once; all of them in make check-slow.
 @on_both("backend, exits, preempt", [
-    ("memfd", "on", True),
-    ("memfd", "off", False),
+    pytest.param("memfd", "on", True, marks=slow),
+    pytest.param("memfd", "off", False, marks=slow),
     ("hugetlb", "on", False),
     ("hugetlb", "off", True),
     pytest.param("hugetlb-private", "on", True, marks=slow),
