@@ -84,8 +84,8 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
         }
         if (ret == -EEXIST && mirror && from != mirror) {
             /*
-             * The file has the page, though nobody sees it yet: a part came
-             * before the connection broke, or it belongs to a huge page.
+             * The file has the page, though nobody sees it yet: memory for it
+             * was got beforehand, or a part came before the connection broke.
              */
             ret = postcopy_mirror_populate(mirror, size);
             if (!ret) {

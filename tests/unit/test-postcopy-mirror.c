@@ -78,6 +78,16 @@ static uint64_t memory(RAMBlock *rb)
     return st.st_blocks * 512;
 }
 
+static void wait_for_memory(RAMBlock *rb)
+{
+    int64_t end = g_get_monotonic_time() + 10 * G_USEC_PER_SEC;
+
+    while (memory(rb) < SIZE) {
+        g_assert_cmpint(g_get_monotonic_time(), <, end);
+        g_usleep(1000);
+    }
+}
+
 static void assert_no_mirror(RAMBlock *rb, bool others)
 {
     g_assert_cmpuint(postcopy_mirror_open(rb, others), ==, 0);
@@ -114,16 +124,12 @@ static void test_same_memory(void)
 static void test_memory_comes_before(void)
 {
     RAMBlock rb;
-    int64_t end = g_get_monotonic_time() + 10 * G_USEC_PER_SEC;
 
     memfd_init(&rb);
     postcopy_mirror_open(&rb, false);
     ((char *)postcopy_mirror(&rb, 0))[HUGE] = 42;
     postcopy_mirrors_start();
-    while (memory(&rb) < SIZE) {
-        g_assert_cmpint(g_get_monotonic_time(), <, end);
-        g_usleep(1000);
-    }
+    wait_for_memory(&rb);
     g_assert_cmpint(((char *)rb.host)[HUGE], ==, 42);
     ram_destroy(&rb);
 }
@@ -132,7 +138,6 @@ static void test_not_for_unplugged_memory(void)
 {
     MemoryRegion mr = { .rdm = (void *)&mr };   /* is asked for nothing */
     RAMBlock unplugged, rb;
-    int64_t end = g_get_monotonic_time() + 10 * G_USEC_PER_SEC;
 
     memfd_init(&unplugged);
     memfd_init(&rb);
@@ -141,10 +146,7 @@ static void test_not_for_unplugged_memory(void)
     postcopy_mirror_open(&rb, false);
     postcopy_mirrors_start();
     /* They are gone through in order. */
-    while (memory(&rb) < SIZE) {
-        g_assert_cmpint(g_get_monotonic_time(), <, end);
-        g_usleep(1000);
-    }
+    wait_for_memory(&rb);
     g_assert_cmpuint(memory(&unplugged), ==, 0);
     ram_destroy(&rb);
     ram_destroy(&unplugged);
