@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock guest kernel aarch64 check-quick check check-slow demo soak bench bench-begin bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-counter lab-shell branch help
+.PHONY: all build stock inject guest kernel aarch64 check-quick check check-slow demo soak bench bench-begin bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-counter lab-shell branch help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -32,6 +32,10 @@ stock: build     ## build the same QEMU without our series: build/stock/qemu-sys
 	@scripts/setup stock $(ARCH)
 	@scripts/ninja build/stock.d/fork$(S) qemu-system-$(ARCH)
 
+inject: build    ## build the fork with points at which tests hold and fail its threads: build/inject
+	@scripts/setup inject $(ARCH)
+	@scripts/ninja build/inject$(S) qemu-system-$(ARCH)
+
 guest: build     ## build the guest payload and the raw KVM bench: build/guest, build/bench
 	@$(MAKE) -s -C tests/guest ARCH=$(ARCH) O=$(CURDIR)/build/guest$(S)
 	@$(MAKE) -s -C tests/bench/demand-paging $(if $(S),CROSS=aarch64-linux-gnu-) O=$(CURDIR)/build/bench$(S)
@@ -46,10 +50,10 @@ aarch64:         ## build all that the arm64 lab needs
 check-quick: build ## under two minutes: style, series, unit tests
 	@$(PYTEST) tests/quick
 
-check: stock guest kernel aarch64 ## check-quick, QEMU's migration qtests on TCG, the tests in the lab
+check: stock inject guest kernel aarch64 ## check-quick, QEMU's migration qtests on TCG, the tests in the lab
 	@$(PYTEST_2) -m 'not slow' tests
 
-check-slow: stock guest kernel aarch64 ## all tests there are
+check-slow: stock inject guest kernel aarch64 ## all tests there are
 	@$(PYTEST_2) tests
 
 demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then off

@@ -17,6 +17,8 @@ ROOT = LAB.parent.parent
 BUILD = ROOT / "build"
 
 FORK = BUILD / "fork"
+# Of scripts/setup: the build that takes the fork's place in the tests, "asan" for example.
+TESTED = os.environ.get("TESTED", "fork")
 CROSS = {"x86_64": "", "aarch64": "aarch64-linux-gnu-"}
 # What QEMU's pc, q35 and virt machines read.
 FIRMWARE = {
@@ -177,7 +179,8 @@ def _programs(arch):
     """What of build/ goes in: (path below /lab, file)."""
     fork = f"build/{below('fork', arch)}"
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
-    names = [f"{fork}/qemu-img", f"{fork}/tests/unit/test-snapshot-holes", qemu(arch), qemu(arch, "stock"),
+    names = [f"{fork}/qemu-img", f"{fork}/tests/unit/test-snapshot-holes",
+             *(qemu(arch, name) for name in sorted({"fork", "stock", "inject", TESTED})),
              f"build/{below('bench', arch)}/demand-paging"]
     names += [f"{fork}/tests/qtest/{name}" for name in sorted(ours | {"migration-test"})]
     for name in names:

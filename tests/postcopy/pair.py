@@ -15,15 +15,17 @@ import shutil
 import time
 
 import guest
-from initramfs import BUILD, qemu as path_of
+from initramfs import BUILD, TESTED, qemu as path_of
 from lab import CommandFailed, LabError
 from qemu.qmp import QMPError, StateError
 from qemu.qmp.legacy import QEMUMonitorProtocol
 from wire import Wire
 
 # Of the lab's architecture
-FORK = "fork"
+FORK = TESTED
 STOCK = "stock"
+# The fork with points at which its threads can be held or fail: Side.inject. Sanitizers have them, too.
+INJECT = "inject" if FORK == "fork" else FORK
 
 QMP_PORT = {"source": 4001, "destination": 4002}
 FIRST_MIGRATION_PORT = 4010
@@ -55,6 +57,34 @@ def listens(lab, port):
     return not lab.run(f"grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp").rc
 
 
+class Inject:
+    """The points of migration/inject.h in one QEMU."""
+
+    def __init__(self, lab, directory):
+        self.lab = lab
+        self.directory = directory
+        lab.run(f"rm -rf {directory}; mkdir {directory}", check=True)
+
+    def arm(self, point):
+        """Let the next thread that comes to the point be held there, or fail there."""
+        self.lab.run(f"touch {self.directory}/{point}", check=True)
+
+    def held(self, point):
+        """Whether a thread is held."""
+        return not self.lab.run(f"test -e {self.directory}/{point}.held").rc
+
+    def passed(self, point):
+        """Whether a thread has come to the point since arm()."""
+        return bool(self.lab.run(f"test -e {self.directory}/{point}").rc)
+
+    def wait_held(self, point):
+        until(lambda: self.held(point), f"a thread at the point {point}")
+
+    def release(self, point):
+        """Let the thread go on; no other one will be held."""
+        self.lab.run(f"rm -f {self.directory}/{point} {self.directory}/{point}.held", check=True)
+
+
 class Side:
     """One QEMU in the lab, with the guest in it."""
 
@@ -66,6 +96,7 @@ class Side:
         self.pidfile = f"{lab.tmp}/{name}.pid"
         self.port = lab.port(QMP_PORT[name])
         self.qmp = None
+        self.inject = Inject(lab, f"{lab.tmp}/{name}.inject")
         lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
         argv = [
             *wrapper, path_of(lab.arch, qemu), *("-name", f"{name},debug-threads=on", *lab.qemu_words),
@@ -75,9 +106,9 @@ class Side:
             *("-pidfile", self.pidfile),
             *arguments,
         ]
-        if traced and qemu == FORK:
+        if traced and qemu in (FORK, INJECT):
             argv += [word for event in TRACE for word in ("-trace", event)] + ["-D", self.trace_log]
-        self.job = lab.job("exec " + shlex.join(argv))
+        self.job = lab.job(f"QEMU_INJECT={self.inject.directory} exec " + shlex.join(argv))
 
     def connect(self):
         # L1's QEMU accepts connections before the one in L1 does.

@@ -1,0 +1,40 @@
+/*
+ * Migration: points at which a test can hold or fail a thread
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef MIGRATION_INJECT_H
+#define MIGRATION_INJECT_H
+
+/*
+ * Builds for tests define CONFIG_MIGRATION_INJECT ("scripts/setup inject");
+ * in all others these functions are nothing.  The tests talk to them by files
+ * in the directory that the environment variable QEMU_INJECT names.  @point is
+ * the name of a file in it.  Any thread, with any lock.
+ */
+#ifdef CONFIG_MIGRATION_INJECT
+
+/*
+ * If the file @point exists, rename it to @point.held, and return when that
+ * file has been removed.  So exactly one thread is held for each file made.
+ */
+void migration_inject_hold(const char *point);
+
+/* If the file @point exists, remove it and return true: act as if it failed */
+bool migration_inject_fail(const char *point);
+
+#else
+
+static inline void migration_inject_hold(const char *point)
+{
+}
+
+static inline bool migration_inject_fail(const char *point)
+{
+    return false;
+}
+
+#endif
+
+#endif
