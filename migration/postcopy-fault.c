@@ -14,15 +14,18 @@
 #include "qapi/error.h"
 #include "qapi/util.h"
 #include "qapi/qapi-types-migration.h"
+#include "qemu/coroutine.h"
 #include "qemu/error-report.h"
 #include "qemu/lockable.h"
 #include "qemu/madvise.h"
 #include "qemu/timer.h"
+#include "qemu/units.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "hw/boards.h"
 #include "hw/core/cpu.h"
 #include "system/kvm-exit-on-missing.h"
+#include "inject.h"
 #include "options.h"
 #include "postcopy-fault.h"
 #include "postcopy-ram.h"
@@ -33,16 +36,27 @@
 #include "trace.h"
 
 /*
- * How often in a row a vCPU may exit for a page that is there.  Twice is
- * common (a zero page is mapped read-only), and a page can be reclaimed in
- * between, but the same page at every attempt means that something is wrong.
+ * How often in a second a vCPU may exit for the same page that is there.  It
+ * can be reclaimed, merged or sampled in between, but the kernel does so some
+ * times a second at most: more often means that something is wrong.
  */
 #define POPULATE_RETRIES 100
+
+/*
+ * Pages that were received are populated together within such a window, which
+ * is the size of Linux's own fault-around.  More would save little, and give
+ * memory to more zero pages that the guest may never write to.
+ */
+#define POPULATE_WINDOW (64 * KiB)
+
+/* How often the end of the stream looks whether a connection has broken */
+#define END_LOOK_MS 100
 
 typedef struct VCPUFault {
     PostcopyWaiter waiter;
     /* Used by the vCPU's thread only */
     void *populated;
+    int64_t populated_since;
     unsigned repeats;
 } VCPUFault;
 
@@ -63,11 +77,18 @@ static void set_received(RAMBlock *rb, ram_addr_t start)
     ramblock_recv_bitmap_set_range(rb, rb->host + start,
                                    qemu_ram_pagesize(rb) /
                                    qemu_target_page_size());
+    mark_postcopy_blocktime_end((uintptr_t)rb->host + start);
+}
+
+static void missed(RAMBlock *rb, void *host, uint32_t tid)
+{
+    mark_postcopy_blocktime_begin((uintptr_t)host, tid, rb);
 }
 
 static const PostcopyRequestOps request_ops = {
     .received = received,
     .set_received = set_received,
+    .missed = missed,
 };
 
 void postcopy_fault_init(MigrationIncomingState *mis)
@@ -75,18 +96,28 @@ void postcopy_fault_init(MigrationIncomingState *mis)
     mis->page_requests = postcopy_requests_new(&request_ops);
 }
 
-static void ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
-                bool more)
+/*
+ * Returns 0, or negative errno.  The entry stays then, and recovery, which the
+ * thread that meets the broken connection begins, asks again.
+ */
+static int ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
+               bool more)
 {
+    int ret;
+
+    migration_inject_hold("postcopy-ask");
     /*
      * Discarded pages (via RamDiscardManager) are never migrated. On unlikely
      * access, place a zeropage.
      */
     if (ramblock_page_is_discarded(rb, start)) {
-        postcopy_receive_zero(mis, rb, start);
-    } else {
-        migrate_send_rp_message_req_pages(mis, rb, start, !more);
+        ret = postcopy_receive_zero(mis, rb, start);
+        if (ret) {
+            postcopy_fault_channel_broken(mis);
+        }
+        return ret;
     }
+    return migrate_send_rp_message_req_pages(mis, rb, start, !more);
 }
 
 bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
@@ -111,11 +142,15 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
 static int populate(CPUState *cpu, VCPUFault *vf, RAMBlock *rb,
                     ram_addr_t start)
 {
-    size_t pagesize = qemu_ram_pagesize(rb);
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    size_t size = qemu_ram_pagesize(rb);
     void *host = rb->host + start;
+    int64_t now = get_clock();
 
-    if (vf->populated != host) {
+    if (vf->populated != host ||
+        now - vf->populated_since > NANOSECONDS_PER_SECOND) {
         vf->populated = host;
+        vf->populated_since = now;
         vf->repeats = 0;
     } else if (++vf->repeats > POPULATE_RETRIES) {
         error_report("vCPU %d: KVM exits again and again for a page that is "
@@ -126,7 +161,9 @@ static int populate(CPUState *cpu, VCPUFault *vf, RAMBlock *rb,
 
     trace_postcopy_fault_populate(cpu->cpu_index, qemu_ram_get_idstr(rb),
                                   start);
-    if (qemu_madvise(host, pagesize, QEMU_MADV_POPULATE_WRITE) &&
+    postcopy_requests_run(mis->page_requests, rb, rb->postcopy_length,
+                          POPULATE_WINDOW, &start, &size);
+    if (qemu_madvise(rb->host + start, size, QEMU_MADV_POPULATE_WRITE) &&
         errno != EAGAIN && errno != EINTR) {
         error_report("vCPU %d: cannot populate %s offset 0x" RAM_ADDR_FMT
                      ": %s", cpu->cpu_index, qemu_ram_get_idstr(rb), start,
@@ -142,7 +179,11 @@ static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
     VCPUFault *vf = &vcpu_faults[cpu->cpu_index];
     ram_addr_t start = ROUND_DOWN(offset, qemu_ram_pagesize(rb));
     void *host = rb->host + start;
-    PostcopyFault fault = { .cpu = cpu->cpu_index, .waiter = &vf->waiter };
+    PostcopyFault fault = {
+        .cpu = cpu->cpu_index,
+        .tid = cpu->thread_id,
+        .waiter = &vf->waiter,
+    };
     PostcopyPageState state;
     bool placed;
 
@@ -155,7 +196,6 @@ static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
     }
 
     vf->populated = NULL;
-    mark_postcopy_blocktime_begin((uintptr_t)host, cpu->thread_id, rb);
     if (state == POSTCOPY_PAGE_ASK) {
         /*
          * If the source cannot be asked, the wait lasts until recovery asks.
@@ -192,14 +232,32 @@ static const KVMMissingOps missing_ops = {
     .kick = exit_kick,
 };
 
+static bool exits_available(Error **errp)
+{
+    if (!kvm_exit_on_missing_available(errp)) {
+        return false;
+    }
+    /* For pages that are there, but read-only; no length: just the question */
+    if (qemu_madvise(NULL, 0, QEMU_MADV_POPULATE_WRITE)) {
+        error_setg(errp, "the host kernel does not have MADV_POPULATE_WRITE, "
+                   "which came with Linux 5.14");
+        return false;
+    }
+    return true;
+}
+
 bool postcopy_fault_exits_check(Error **errp)
 {
     ERRP_GUARD();
+    g_autoptr(Error) err = NULL;
 
-    if (migrate_postcopy_fault_exits() != ON_OFF_AUTO_ON ||
-        kvm_exit_on_missing_available(errp)) {
+    /* Here also for "auto": the blackout has no time for the first look */
+    if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF ||
+        exits_available(&err) ||
+        migrate_postcopy_fault_exits() == ON_OFF_AUTO_AUTO) {
         return true;
     }
+    error_propagate(errp, g_steal_pointer(&err));
     error_prepend(errp, "postcopy-fault-exits=on: ");
     error_append_hint(errp, "Set postcopy-fault-exits to 'auto' or 'off', or "
                       "run on a host kernel that has the feature.\n");
@@ -214,7 +272,7 @@ static void exits_enable(void)
         trace_postcopy_fault_exits_off("parameter");
         return;
     }
-    if (!kvm_exit_on_missing_available(&err)) {
+    if (!exits_available(&err)) {
         trace_postcopy_fault_exits_off(error_get_pretty(err));
         return;
     }
@@ -247,19 +305,10 @@ void postcopy_fault_stop(MigrationIncomingState *mis)
     postcopy_requests_stop(mis->page_requests);
 }
 
-static void ask_again(RAMBlock *rb, ram_addr_t start, void *opaque)
-{
-    if (migrate_send_rp_message_req_pages(opaque, rb, start, true)) {
-        /* Broken once more; the next recovery will ask */
-        error_report("postcopy: cannot ask again for %s offset 0x"
-                     RAM_ADDR_FMT, qemu_ram_get_idstr(rb), start);
-        return;
-    }
-    trace_postcopy_fault_ask_again(qemu_ram_get_idstr(rb), start);
-}
-
 void postcopy_fault_ask_again(MigrationIncomingState *mis)
 {
+    g_autoptr(GArray) list = NULL;
+
     /*
      * In this order: who has found requests held has an entry by now, and who
      * has not sends by itself.
@@ -267,7 +316,65 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
     WITH_QEMU_LOCK_GUARD(&mis->rp_mutex) {
         mis->hold_requests = false;
     }
-    postcopy_requests_foreach(mis->page_requests, ask_again, mis);
+    list = postcopy_requests_list(mis->page_requests);
+    for (guint i = 0; i < list->len; i++) {
+        PostcopyRequested *page = &g_array_index(list, PostcopyRequested, i);
+        const char *idstr = qemu_ram_get_idstr(page->rb);
+
+        if (ask(mis, page->rb, page->start, false)) {
+            /* Broken once more; the next recovery will ask */
+            error_report("postcopy: cannot ask again for %s offset 0x"
+                         RAM_ADDR_FMT, idstr, page->start);
+            return;
+        }
+        trace_postcopy_fault_ask_again(idstr, page->start);
+    }
+}
+
+static bool channel_is_broken(MigrationIncomingState *mis)
+{
+    QEMU_LOCK_GUARD(&mis->rp_mutex);
+    return qemu_file_get_error(mis->from_src_file) ||
+           !mis->to_src_file || qemu_file_get_error(mis->to_src_file);
+}
+
+/*
+ * Pages come in order where there is one channel: what has not come by its end
+ * will not come.  Discarded ones are placed by the thread that misses them.
+ */
+static bool source_has_withheld(MigrationIncomingState *mis)
+{
+    g_autoptr(GArray) list = postcopy_requests_list(mis->page_requests);
+
+    for (guint i = 0; i < list->len; i++) {
+        PostcopyRequested *page = &g_array_index(list, PostcopyRequested, i);
+
+        if (!ramblock_page_is_discarded(page->rb, page->start)) {
+            error_report("postcopy: the source has ended the stream without "
+                         "the page at offset 0x" RAM_ADDR_FMT " of %s",
+                         page->start, qemu_ram_get_idstr(page->rb));
+            return true;
+        }
+    }
+    return false;
+}
+
+int postcopy_fault_wait_end(MigrationIncomingState *mis)
+{
+    PostcopyState ps = postcopy_state_get();
+
+    if (!migrate_postcopy_ram() || qemu_in_coroutine() ||
+        ps < POSTCOPY_INCOMING_LISTENING || ps >= POSTCOPY_INCOMING_END) {
+        return 0;
+    }
+    migration_inject_hold("postcopy-eof");
+    while (!postcopy_requests_wait_empty(mis->page_requests, END_LOOK_MS)) {
+        if (channel_is_broken(mis) ||
+            (!migrate_postcopy_preempt() && source_has_withheld(mis))) {
+            return -EIO;
+        }
+    }
+    return 0;
 }
 
 void postcopy_fault_channel_broken(MigrationIncomingState *mis)

@@ -15,8 +15,9 @@
 void postcopy_fault_init(MigrationIncomingState *mis);
 
 /*
- * Check that postcopy-fault-exits=on can be had.  Called before the stream
- * begins, so that a failure costs nothing but this QEMU.  With the BQL.
+ * Look whether exits can be had, and fail if postcopy-fault-exits=on asks for
+ * them in vain.  Called before the stream begins, so that a failure costs
+ * nothing but this QEMU, and once more before the first page.  With the BQL.
  */
 bool postcopy_fault_exits_check(Error **errp);
 
@@ -43,6 +44,15 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
  * is outstanding
  */
 void postcopy_fault_ask_again(MigrationIncomingState *mis);
+
+/*
+ * The main channel has told that all was sent: wait until the pages that were
+ * requested have come, by whatever channel.  Called by the thread that loads
+ * pages, without locks; does nothing in others.  Returns 0, or -EIO if they
+ * will not come: the connection has broken, somebody said migrate-pause, or
+ * the source has withheld them.
+ */
+int postcopy_fault_wait_end(MigrationIncomingState *mis);
 
 /*
  * One of the channels from the source cannot be used any more: break the other

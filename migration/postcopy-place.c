@@ -10,6 +10,7 @@
 #include "qemu/error-report.h"
 #include "qemu/userfaultfd.h"
 #include "exec/cpu-common.h"
+#include "inject.h"
 #include "postcopy-mirror.h"
 #include "postcopy-place.h"
 #include "trace.h"
@@ -67,6 +68,10 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
     PostcopyPlaceMethod method = POSTCOPY_PLACE_COPY;
     bool waits;
 
+    if (migration_inject_fail("postcopy-place")) {
+        error_report("postcopy: cannot place a page: injected");
+        return -ENOMEM;
+    }
     for (size_t done = 0; done < size;) {
         int64_t ret;
 

@@ -23,7 +23,8 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
 
     page->buffer = page->tmp_huge_page;
     page->drop = !postcopy_request_claim(mis->page_requests, rb, start,
-                                         page->host_addr, &page->wake);
+                                         page->host_addr, &page->wake,
+                                         &page->writable);
     if (page->drop) {
         /* The guest uses the page, or the other channel fills it: hands off */
         trace_postcopy_receive_twice(rb->idstr, start);
@@ -42,14 +43,18 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
     return ret;
 }
 
-/* @from: as for postcopy_place() */
+/*
+ * @from: as for postcopy_place()
+ * @writable: the kernel maps its zero page read-only, which a vCPU that waits
+ *     would leave KVM_RUN for once more
+ */
 static int place(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
-                 void *from, bool wake)
+                 void *from, bool wake, bool writable)
 {
     void *host = rb->host + start;
     int ret;
 
-    if (!from && !qemu_ram_is_uf_zeroable(rb)) {
+    if (!from && (writable || !qemu_ram_is_uf_zeroable(rb))) {
         from = mis->postcopy_tmp_zero_page;
     }
     ret = postcopy_place(mis->page_requests, mis->userfault_fd, rb, start, host,
@@ -57,7 +62,6 @@ static int place(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
     if (ret) {
         return ret;
     }
-    mark_postcopy_blocktime_end((uintptr_t)host);
     return postcopy_notify_shared_wake(rb, start);
 }
 
@@ -72,18 +76,24 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
     if (page->all_zero && !postcopy_mirror(rb, start)) {
         data = NULL;
     }
-    return place(mis, rb, start, data, page->wake);
+    return place(mis, rb, start, data, page->wake, page->writable);
 }
 
-void postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
-                           ram_addr_t start)
+int postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
+                          ram_addr_t start)
 {
-    bool wake;
+    bool wake, writable;
+    int ret;
 
-    if (postcopy_request_claim(mis->page_requests, rb, start, rb->host + start,
-                               &wake)) {
-        place(mis, rb, start, NULL, wake);
+    if (!postcopy_request_claim(mis->page_requests, rb, start, rb->host + start,
+                                &wake, &writable)) {
+        return 0;
     }
+    ret = place(mis, rb, start, NULL, wake, writable);
+    if (ret) {
+        postcopy_request_unclaim(mis->page_requests, rb->host + start);
+    }
+    return ret;
 }
 
 void postcopy_receive_abort(MigrationIncomingState *mis)

@@ -34,10 +34,11 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
 
 /*
  * A page that is never sent was missed: place zeros, unless somebody does so
- * or has.  Any thread, no locks needed.
+ * or has.  Any thread, no locks needed.  Returns 0, or negative errno after it
+ * has reported the error; the page can be placed later.
  */
-void postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
-                           ram_addr_t start);
+int postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
+                          ram_addr_t start);
 
 /*
  * The connection is broken: pages of which only a part has come will be sent

@@ -6,22 +6,26 @@
 
 #include "qemu/osdep.h"
 #include "qemu/lockable.h"
+#include "qemu/queue.h"
 #include "qemu/timer.h"
 #include "postcopy-request.h"
 
+/* One thread that misses a page */
 typedef struct Wait {
+    QSLIST_ENTRY(Wait) next;
     int cpu;
+    uint32_t tid;
     int64_t since;
+    /* Of a vCPU that is in postcopy_request_wait() or on its way; or NULL */
+    PostcopyWaiter *waiter;
 } Wait;
 
 typedef struct Request {
+    QSLIST_ENTRY(Request) next_free;
     RAMBlock *rb;
     ram_addr_t start;
-    /* The first fault; of the others an array of Wait, or NULL */
-    Wait first;
-    GArray *more;
-    /* PostcopyWaiters; NULL until the first one */
-    GPtrArray *waiters;
+    int64_t since;
+    QSLIST_HEAD(, Wait) waits;
     /* A thread waits in userfaultfd */
     bool uffd;
 } Request;
@@ -38,21 +42,77 @@ struct PostcopyRequests {
     GPtrArray *claims;
     /* The last entry of pages has gone */
     QemuCond empty;
+    /*
+     * Not in use, so that a fault allocates no memory.  A Request is not part
+     * of its first waiter: that vCPU may be kicked, and miss another page.
+     */
+    QSLIST_HEAD(, Request) free_requests;
+    QSLIST_HEAD(, Wait) free_waits;
     PostcopyRequestCounts counts;
     PostcopyMeter meter;
 };
 
-static void request_free(gpointer opaque)
-{
-    Request *req = opaque;
+typedef QSLIST_HEAD(, PostcopyWaiter) WaiterList;
 
-    if (req->waiters) {
-        g_ptr_array_unref(req->waiters);
+static Request *request_new(PostcopyRequests *r, RAMBlock *rb,
+                            ram_addr_t start)
+{
+    Request *req = QSLIST_FIRST(&r->free_requests);
+
+    if (req) {
+        QSLIST_REMOVE_HEAD(&r->free_requests, next_free);
+    } else {
+        req = g_new(Request, 1);
     }
-    if (req->more) {
-        g_array_unref(req->more);
+    *req = (Request) { .rb = rb, .start = start, .since = get_clock() };
+    return req;
+}
+
+static Wait *wait_new(PostcopyRequests *r)
+{
+    Wait *wait = QSLIST_FIRST(&r->free_waits);
+
+    if (wait) {
+        QSLIST_REMOVE_HEAD(&r->free_waits, next);
+    } else {
+        wait = g_new(Wait, 1);
     }
-    g_free(req);
+    return wait;
+}
+
+/*
+ * Take the entry of a page out.  Its waiters go to @wake, for
+ * wake_waiters() without the lock.
+ */
+static void request_end(PostcopyRequests *r, Request *req, WaiterList *wake)
+{
+    Wait *wait;
+
+    while ((wait = QSLIST_FIRST(&req->waits))) {
+        QSLIST_REMOVE_HEAD(&req->waits, next);
+        if (wait->waiter) {
+            wait->waiter->page = NULL;
+            QSLIST_INSERT_HEAD(wake, wait->waiter, next_woken);
+        }
+        QSLIST_INSERT_HEAD(&r->free_waits, wait, next);
+    }
+    QSLIST_INSERT_HEAD(&r->free_requests, req, next_free);
+}
+
+/* System calls, outside of the lock */
+static void wake_waiters(WaiterList *wake)
+{
+    PostcopyWaiter *waiter, *next;
+
+    QSLIST_FOREACH_SAFE(waiter, wake, next_woken, next) {
+        /*
+         * With release: next was read before.  From here on the waiter may go,
+         * and the event reaches it while it waits for another page: it
+         * then looks once too often.
+         */
+        qatomic_store_release(&waiter->done, true);
+        qemu_event_set(&waiter->woken);
+    }
 }
 
 PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
@@ -62,7 +122,7 @@ PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
     r->ops = ops;
     qemu_mutex_init(&r->lock);
     qemu_cond_init(&r->empty);
-    r->pages = g_hash_table_new_full(NULL, NULL, NULL, request_free);
+    r->pages = g_hash_table_new(NULL, NULL);
     r->claims = g_ptr_array_new();
     postcopy_meter_init(&r->meter);
     return r;
@@ -70,6 +130,24 @@ PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
 
 void postcopy_requests_free(PostcopyRequests *r)
 {
+    WaiterList none = QSLIST_HEAD_INITIALIZER(none);
+    GHashTableIter iter;
+    gpointer value;
+    Request *req;
+    Wait *wait;
+
+    g_hash_table_iter_init(&iter, r->pages);
+    while (g_hash_table_iter_next(&iter, NULL, &value)) {
+        request_end(r, value, &none);
+    }
+    while ((req = QSLIST_FIRST(&r->free_requests))) {
+        QSLIST_REMOVE_HEAD(&r->free_requests, next_free);
+        g_free(req);
+    }
+    while ((wait = QSLIST_FIRST(&r->free_waits))) {
+        QSLIST_REMOVE_HEAD(&r->free_waits, next);
+        g_free(wait);
+    }
     g_hash_table_unref(r->pages);
     g_ptr_array_unref(r->claims);
     postcopy_meter_destroy(&r->meter);
@@ -88,8 +166,48 @@ void postcopy_requests_start(PostcopyRequests *r)
 
 void postcopy_requests_stop(PostcopyRequests *r)
 {
-    QEMU_LOCK_GUARD(&r->lock);
-    r->active = false;
+    WaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
+
+    WITH_QEMU_LOCK_GUARD(&r->lock) {
+        GHashTableIter iter;
+        gpointer value;
+
+        r->active = false;
+        g_hash_table_iter_init(&iter, r->pages);
+        while (g_hash_table_iter_next(&iter, NULL, &value)) {
+            request_end(r, value, &wake);
+        }
+        g_hash_table_remove_all(r->pages);
+    }
+    wake_waiters(&wake);
+}
+
+/* Returns false if @fault was known: of a thread that was kicked, and is back */
+static bool request_add(PostcopyRequests *r, Request *req,
+                        const PostcopyFault *fault)
+{
+    bool again = false;
+    Wait *wait;
+
+    QSLIST_FOREACH(wait, &req->waits, next) {
+        if (wait->tid == fault->tid) {
+            again = true;
+            break;
+        }
+    }
+    if (!again) {
+        wait = wait_new(r);
+        *wait = (Wait) {
+            .cpu = fault->cpu, .tid = fault->tid, .since = get_clock()
+        };
+        QSLIST_INSERT_HEAD(&req->waits, wait, next);
+    }
+    if (fault->waiter) {
+        wait->waiter = fault->waiter;
+    } else {
+        req->uffd = true;
+    }
+    return !again;
 }
 
 PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
@@ -97,86 +215,83 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
                                          const PostcopyFault *fault)
 {
     PostcopyWaiter *waiter = fault->waiter;
-    Request *req;
-    bool again = false;
     PostcopyPageState state = POSTCOPY_PAGE_ASKED;
+    bool received, known = false;
+    Request *req;
 
     if (waiter) {
         qemu_event_reset(&waiter->woken);
+        waiter->done = false;
     }
 
     QEMU_LOCK_GUARD(&r->lock);
 
-    if (waiter) {
-        /* A kicked vCPU comes back with the same fault */
-        again = waiter->kicked == host;
-        waiter->kicked = NULL;
+    received = !r->active || r->ops->received(rb, start);
+    if (!received) {
+        req = g_hash_table_lookup(r->pages, host);
+        if (!req) {
+            req = request_new(r, rb, start);
+            g_hash_table_insert(r->pages, host, req);
+            r->counts.requests++;
+            state = POSTCOPY_PAGE_ASK;
+        }
+        known = !request_add(r, req, fault);
+        if (!known && r->ops->missed) {
+            r->ops->missed(rb, host, fault->tid);
+        }
     }
 
-    if (!waiter) {
-        r->counts.uffd++;
+    if (waiter) {
+        waiter->page = received ? NULL : host;
+        r->counts.populated += received;
+        r->counts.exits += !received && !known;
+    } else {
+        r->counts.uffd += !known;
         r->counts.uffd_minor += fault->minor;
         r->counts.uffd_reads += fault->first;
+        r->counts.uffd_spurious += received;
+        r->counts.wakes += received;
     }
+    return received ? POSTCOPY_PAGE_RECEIVED : state;
+}
 
-    if (!r->active || r->ops->received(rb, start)) {
-        if (waiter) {
-            r->counts.populated++;
-        } else {
-            r->counts.uffd_spurious++;
-            r->counts.wakes++;
+/* Returns false if somebody has taken the waiter out, who is about to wake it */
+static bool waiter_leave(PostcopyRequests *r, PostcopyWaiter *waiter)
+{
+    Request *req;
+    Wait *wait;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    if (!waiter->page) {
+        return false;
+    }
+    /* The Wait stays: the thread will come back, and has waited since then */
+    req = g_hash_table_lookup(r->pages, waiter->page);
+    QSLIST_FOREACH(wait, &req->waits, next) {
+        if (wait->waiter == waiter) {
+            wait->waiter = NULL;
         }
-        return POSTCOPY_PAGE_RECEIVED;
     }
-
-    req = g_hash_table_lookup(r->pages, host);
-    if (!req) {
-        req = g_new0(Request, 1);
-        req->rb = rb;
-        req->start = start;
-        req->first = (Wait) { fault->cpu, get_clock() };
-        g_hash_table_insert(r->pages, host, req);
-        r->counts.requests++;
-        state = POSTCOPY_PAGE_ASK;
-    }
-
-    if (waiter) {
-        if (!req->waiters) {
-            req->waiters = g_ptr_array_new();
-        }
-        g_ptr_array_add(req->waiters, waiter);
-        waiter->page = host;
-        r->counts.exits += !again;
-    } else {
-        req->uffd = true;
-    }
-    if (!again && state == POSTCOPY_PAGE_ASKED) {
-        Wait wait = { fault->cpu, get_clock() };
-
-        if (!req->more) {
-            req->more = g_array_new(false, false, sizeof(Wait));
-        }
-        g_array_append_val(req->more, wait);
-    }
-    return state;
+    waiter->page = NULL;
+    return true;
 }
 
 bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
 {
-    Request *req;
-
     /* A page or a kick that came since postcopy_request_begin() ends it */
-    qemu_event_wait(&waiter->woken);
-
-    QEMU_LOCK_GUARD(&r->lock);
-    if (!waiter->page) {
-        return true;
+    while (true) {
+        qemu_event_wait(&waiter->woken);
+        if (qatomic_load_acquire(&waiter->done)) {
+            return true;
+        }
+        if (waiter_leave(r, waiter)) {
+            return false;
+        }
+        qemu_event_reset(&waiter->woken);
+        if (qatomic_load_acquire(&waiter->done)) {
+            return true;
+        }
     }
-    req = g_hash_table_lookup(r->pages, waiter->page);
-    g_ptr_array_remove_fast(req->waiters, waiter);
-    waiter->kicked = waiter->page;
-    waiter->page = NULL;
-    return false;
 }
 
 bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
@@ -184,17 +299,17 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
                                PostcopyPlaceMethod method, size_t bytes,
                                bool woke)
 {
-    g_autoptr(GPtrArray) waiters = NULL;
-    Request *req;
+    WaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
     bool uffd;
 
     WITH_QEMU_LOCK_GUARD(&r->lock) {
+        Request *req = g_hash_table_lookup(r->pages, host);
         int64_t now;
+        Wait *wait;
 
         r->counts.bytes[method] += bytes;
         r->ops->set_received(rb, start);
         g_ptr_array_remove_fast(r->claims, host);
-        req = g_hash_table_lookup(r->pages, host);
         uffd = req && req->uffd;
         if (woke || uffd) {
             r->counts.wakes++;
@@ -205,51 +320,48 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
             return false;
         }
         now = get_clock();
-        postcopy_meter_add(&r->meter, req->first.cpu, now - req->first.since);
-        for (guint i = 0; req->more && i < req->more->len; i++) {
-            Wait *wait = &g_array_index(req->more, Wait, i);
-
+        QSLIST_FOREACH(wait, &req->waits, next) {
             postcopy_meter_add(&r->meter, wait->cpu, now - wait->since);
         }
-        waiters = g_steal_pointer(&req->waiters);
-        for (guint i = 0; waiters && i < waiters->len; i++) {
-            PostcopyWaiter *waiter = g_ptr_array_index(waiters, i);
-
-            waiter->page = NULL;
-        }
+        request_end(r, req, &wake);
         g_hash_table_remove(r->pages, host);
         if (!g_hash_table_size(r->pages)) {
             qemu_cond_broadcast(&r->empty);
         }
     }
-
-    /*
-     * System calls outside of the lock.  A waiter that was kicked meanwhile
-     * and waits for its next page is woken too early and comes back.
-     */
-    for (guint i = 0; waiters && i < waiters->len; i++) {
-        PostcopyWaiter *waiter = g_ptr_array_index(waiters, i);
-
-        qemu_event_set(&waiter->woken);
-    }
+    wake_waiters(&wake);
     return uffd;
 }
 
 bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
-                            ram_addr_t start, void *host, bool *uffd)
+                            ram_addr_t start, void *host, bool *uffd,
+                            bool *vcpu)
 {
     Request *req;
+    Wait *wait;
 
     QEMU_LOCK_GUARD(&r->lock);
-    if (!r->ops->received(rb, start) &&
-        !g_ptr_array_find(r->claims, host, NULL)) {
-        g_ptr_array_add(r->claims, host);
-        req = g_hash_table_lookup(r->pages, host);
-        *uffd = req && req->uffd;
-        return true;
+    if (r->ops->received(rb, start) ||
+        g_ptr_array_find(r->claims, host, NULL)) {
+        r->counts.duplicates++;
+        return false;
     }
-    r->counts.duplicates++;
-    return false;
+    g_ptr_array_add(r->claims, host);
+    req = g_hash_table_lookup(r->pages, host);
+    *uffd = req && req->uffd;
+    *vcpu = false;
+    if (req) {
+        QSLIST_FOREACH(wait, &req->waits, next) {
+            *vcpu |= wait->waiter != NULL;
+        }
+    }
+    return true;
+}
+
+void postcopy_request_unclaim(PostcopyRequests *r, void *host)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    g_ptr_array_remove_fast(r->claims, host);
 }
 
 void postcopy_requests_unclaim_all(PostcopyRequests *r)
@@ -258,11 +370,9 @@ void postcopy_requests_unclaim_all(PostcopyRequests *r)
     g_ptr_array_set_size(r->claims, 0);
 }
 
-void postcopy_requests_foreach(PostcopyRequests *r,
-                               void (*fn)(RAMBlock *rb, ram_addr_t start,
-                                          void *opaque),
-                               void *opaque)
+GArray *postcopy_requests_list(PostcopyRequests *r)
 {
+    GArray *list = g_array_new(false, false, sizeof(PostcopyRequested));
     GHashTableIter iter;
     gpointer value;
 
@@ -270,16 +380,40 @@ void postcopy_requests_foreach(PostcopyRequests *r,
     g_hash_table_iter_init(&iter, r->pages);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         Request *req = value;
+        PostcopyRequested page = { req->rb, req->start };
 
-        fn(req->rb, req->start, opaque);
+        g_array_append_val(list, page);
     }
+    return list;
 }
 
-void postcopy_requests_wait_empty(PostcopyRequests *r)
+bool postcopy_requests_wait_empty(PostcopyRequests *r, int ms)
 {
     QEMU_LOCK_GUARD(&r->lock);
-    while (g_hash_table_size(r->pages)) {
-        qemu_cond_wait(&r->empty, &r->lock);
+    if (g_hash_table_size(r->pages)) {
+        qemu_cond_timedwait(&r->empty, &r->lock, ms);
+    }
+    return !g_hash_table_size(r->pages);
+}
+
+void postcopy_requests_run(PostcopyRequests *r, RAMBlock *rb,
+                           ram_addr_t length, ram_addr_t window,
+                           ram_addr_t *start, size_t *size)
+{
+    size_t page_size = *size;
+    ram_addr_t first = ROUND_DOWN(*start, MAX(window, page_size));
+    ram_addr_t end = MIN(first + MAX(window, page_size), length);
+
+    QEMU_LOCK_GUARD(&r->lock);
+    if (!r->active || *start >= length) {
+        return;
+    }
+    while (*start > first && r->ops->received(rb, *start - page_size)) {
+        *start -= page_size;
+        *size += page_size;
+    }
+    while (*start + *size < end && r->ops->received(rb, *start + *size)) {
+        *size += page_size;
     }
 }
 
@@ -310,8 +444,8 @@ unsigned postcopy_requests_outstanding(PostcopyRequests *r,
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         Request *req = value;
 
-        if (req->first.since <= since) {
-            since = req->first.since;
+        if (req->since <= since) {
+            since = req->since;
             *oldest = (PostcopyOldest) { req->rb, req->start, now - since };
         }
     }

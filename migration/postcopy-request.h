@@ -7,6 +7,7 @@
 #ifndef MIGRATION_POSTCOPY_REQUEST_H
 #define MIGRATION_POSTCOPY_REQUEST_H
 
+#include "qemu/queue.h"
 #include "qemu/thread.h"
 #include "exec/cpu-common.h"
 #include "postcopy-meter.h"
@@ -15,7 +16,7 @@
  * One entry per host page that was asked for and has not come.  All functions
  * may be called by any thread, with or without the BQL.
  *
- * What "received" means belongs to the user, as PostcopyRequestOps; both
+ * What "received" means belongs to the user, as PostcopyRequestOps; its
  * functions are called under the lock of the PostcopyRequests, hence
  *
  *     data placed -> received bit set -> waiters woken
@@ -28,6 +29,8 @@ typedef struct PostcopyRequestOps {
     /* @start: byte offset of a host page in @rb */
     bool (*received)(RAMBlock *rb, ram_addr_t start);
     void (*set_received)(RAMBlock *rb, ram_addr_t start);
+    /* Thread @tid waits for the page at @host; may be NULL */
+    void (*missed)(RAMBlock *rb, void *host, uint32_t tid);
 } PostcopyRequestOps;
 
 /*
@@ -39,14 +42,21 @@ typedef struct PostcopyWaiter {
     QemuEvent woken;
     /* Host page that is awaited, or NULL.  Under the lock. */
     void *page;
-    /* Host page of the wait that a kick ended, or NULL.  Waiter's own. */
-    void *kicked;
+    /* It has come.  Release by who took it out of the list, acquire by us. */
+    bool done;
+    /* In the list of those to wake: belongs to who wakes, until done is set */
+    QSLIST_ENTRY(PostcopyWaiter) next_woken;
 } PostcopyWaiter;
 
 /* A fault, as one of the two front ends learned of it */
 typedef struct PostcopyFault {
     /* cpu_index of the vCPU that waits; -1 for any other thread */
     int cpu;
+    /*
+     * The kernel's ID of the thread; 0 if it is not known.  One that was
+     * interrupted and comes back with the same fault is not counted again.
+     */
+    uint32_t tid;
     /*
      * Of a vCPU that has left KVM_RUN, which goes on to
      * postcopy_request_wait() unless the page has been received; NULL for
@@ -110,8 +120,9 @@ void postcopy_requests_free(PostcopyRequests *r);
 void postcopy_requests_start(PostcopyRequests *r);
 
 /*
- * All pages are there.  After it returns, PostcopyRequestOps are not called
- * and postcopy_request_begin() says POSTCOPY_PAGE_RECEIVED.
+ * All pages are there, or will never be.  After it returns, PostcopyRequestOps
+ * are not called, postcopy_request_begin() says POSTCOPY_PAGE_RECEIVED, and no
+ * vCPU waits.
  */
 void postcopy_requests_stop(PostcopyRequests *r);
 
@@ -122,7 +133,7 @@ void postcopy_requests_stop(PostcopyRequests *r);
  * @host: address of that page in this process
  *
  * With POSTCOPY_PAGE_ASK, the request must be sent; if that fails, the entry
- * stays, to be sent again by postcopy_requests_foreach() on recovery.
+ * stays, and recovery sends it (postcopy_requests_list()).
  */
 PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
                                          ram_addr_t start, void *host,
@@ -162,24 +173,43 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
  * @uffd: set to whether a userfaultfd waiter waits for the page: if so, let
  *     the placement wake.  Waiters that come after the answer are told by
  *     postcopy_request_complete().
+ * @vcpu: set to whether a vCPU waits that has left KVM_RUN: it leaves once
+ *     more unless the page can be written to
  *
  * Returns false if the page has been received, so that the guest may use it,
  * or if somebody has claimed it.  postcopy_request_complete() ends the claim.
  */
 bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
-                            ram_addr_t start, void *host, bool *uffd);
+                            ram_addr_t start, void *host, bool *uffd,
+                            bool *vcpu);
+
+/* Who has claimed a page could not place it */
+void postcopy_request_unclaim(PostcopyRequests *r, void *host);
 
 /* Who had claims has given up */
 void postcopy_requests_unclaim_all(PostcopyRequests *r);
 
-/* Call @fn for every outstanding page, under the lock */
-void postcopy_requests_foreach(PostcopyRequests *r,
-                               void (*fn)(RAMBlock *rb, ram_addr_t start,
-                                          void *opaque),
-                               void *opaque);
+typedef struct PostcopyRequested {
+    RAMBlock *rb;
+    ram_addr_t start;
+} PostcopyRequested;
 
-/* Sleep until no page is outstanding */
-void postcopy_requests_wait_empty(PostcopyRequests *r);
+/* All outstanding pages, as PostcopyRequested; the caller unrefs the array */
+GArray *postcopy_requests_list(PostcopyRequests *r);
+
+/* Sleep until no page is outstanding, or for @ms; returns whether none is */
+bool postcopy_requests_wait_empty(PostcopyRequests *r, int ms);
+
+/**
+ * postcopy_requests_run: extend a received page to the received ones around it
+ *
+ * @length: of @rb in bytes, 0 if it takes no part in postcopy
+ * @window: the run stays within this aligned number of bytes, a power of two
+ * @start, @size: of the page in bytes; changed to those of the run
+ */
+void postcopy_requests_run(PostcopyRequests *r, RAMBlock *rb,
+                           ram_addr_t length, ram_addr_t window,
+                           ram_addr_t *start, size_t *size);
 
 void postcopy_requests_counts(PostcopyRequests *r,
                               PostcopyRequestCounts *counts);

@@ -10,6 +10,7 @@
 #include "qemu/userfaultfd.h"
 #include "exec/ramblock.h"
 #include "hw/core/cpu.h"
+#include "inject.h"
 #include "postcopy-fault.h"
 #include "postcopy-ram.h"
 #include "postcopy-request.h"
@@ -32,8 +33,8 @@ static int cpu_of_thread(uint32_t tid)
     return -1;
 }
 
-/* @fault: with what is known of the read() */
-static bool serve(MigrationIncomingState *mis, const struct uffd_msg *msg,
+/* @fault: with what is known of the read().  An error is that thread's alone. */
+static void serve(MigrationIncomingState *mis, const struct uffd_msg *msg,
                   PostcopyFault fault)
 {
     void *address = (void *)(uintptr_t)msg->arg.pagefault.address;
@@ -44,42 +45,40 @@ static bool serve(MigrationIncomingState *mis, const struct uffd_msg *msg,
     if (msg->event != UFFD_EVENT_PAGEFAULT) {
         error_report("postcopy: event %u from userfaultfd, which is not a "
                      "page fault", msg->event);
-        return true;
+        return;
     }
     rb = qemu_ram_block_from_host(address, true, &start);
-    if (!rb) {
-        error_report("postcopy: fault outside of the guest's memory: %p",
-                     address);
-        return false;
+    if (!rb || migration_inject_fail("postcopy-uffd")) {
+        error_report("postcopy: fault outside of the guest's memory: %p, "
+                     "thread %u waits for ever", address, tid);
+        return;
     }
     start = ROUND_DOWN(start, qemu_ram_pagesize(rb));
     fault.cpu = cpu_of_thread(tid);
+    fault.tid = tid;
     fault.minor = msg->arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_MINOR;
     trace_postcopy_ram_fault_thread_request((uintptr_t)address, rb->idstr,
                                             start, tid);
-    mark_postcopy_blocktime_begin((uintptr_t)address, tid, rb);
     if (postcopy_fault_uffd(mis, rb, start, &fault)) {
         uffd_wakeup(mis->userfault_fd, rb->host + start,
                     qemu_ram_pagesize(rb));
     }
-    return true;
 }
 
 bool postcopy_uffd_read(MigrationIncomingState *mis)
 {
     struct uffd_msg msgs[MESSAGES];
-    bool ok = true;
     int n;
 
     /* 0 if the faults of the poll() have been resolved since */
     n = uffd_read_events(mis->userfault_fd, msgs, ARRAY_SIZE(msgs));
-    for (int i = 0; i < n && ok; i++) {
+    for (int i = 0; i < n; i++) {
         PostcopyFault fault = { .first = i == 0, .more = n > 1 };
 
-        ok = serve(mis, &msgs[i], fault);
+        serve(mis, &msgs[i], fault);
     }
     if (n > 1) {
         migrate_flush_rp_messages(mis);
     }
-    return n >= 0 && ok;
+    return n >= 0;
 }

@@ -126,8 +126,11 @@ static void map_page(CPUState *cpu, hwaddr gpa)
     if (!qatomic_read(&unknown)) {
         ret = kvm_vcpu_ioctl(cpu, KVM_PRE_FAULT_MEMORY, &range);
     }
-    /* Of an ioctl that it does not know, KVM says that it is invalid */
-    if (ret == -EINVAL || ret == -ENOTTY || ret == -EOPNOTSUPP) {
+    /*
+     * Of an ioctl that it does not know, KVM says that it is invalid.
+     * EOPNOTSUPP is about this fault alone: the vCPU runs a nested guest.
+     */
+    if (ret == -EINVAL || ret == -ENOTTY) {
         qatomic_set(&unknown, true);
     }
 }

@@ -76,14 +76,15 @@ static const PostcopyRequestOps ops = {
 
 static void place(unsigned page)
 {
-    g_autofree uint64_t *from = g_malloc0(page_size);
+    g_autofree uintptr_t *from = g_malloc0(page_size);
     /* Every fourth page is zero */
     void *content = page % 4 ? from : NULL;
-    bool wake;
+    bool wake, vcpu;
 
     from[0] = page % 4 ? page : 0;
     if (!postcopy_request_claim(requests, block, page * page_size,
-                                ram + page * page_size, &wake)) {
+                                ram + page * page_size, &wake,
+                                &vcpu)) {
         return;
     }
     if (mirror) {
@@ -120,7 +121,8 @@ static void *fault_thread(void *opaque)
         page = (msg.arg.pagefault.address - (uintptr_t)ram) / page_size;
         switch (postcopy_request_begin(requests, block, page * page_size,
                                        ram + page * page_size,
-                                       &(PostcopyFault) { .cpu = -1 })) {
+                                       &(PostcopyFault) {
+                    .cpu = -1, .tid = msg.arg.pagefault.feat.ptid })) {
         case POSTCOPY_PAGE_ASK:
             ask(page);
             break;
@@ -158,7 +160,7 @@ static void *reader_thread(void *opaque)
     for (unsigned i = 0; i < PAGES; i++) {
         unsigned page = i * (2 * n + 1) % PAGES;
 
-        g_assert_cmpuint(qatomic_read((uint64_t *)(ram + page * page_size)),
+        g_assert_cmpuint(qatomic_read((uintptr_t *)(ram + page * page_size)),
                          ==, page % 4 ? page : 0);
     }
     return NULL;

@@ -56,13 +56,26 @@ static PostcopyRequests *setup(void)
     return r;
 }
 
-static PostcopyPageState begin(PostcopyRequests *r, unsigned page,
-                               PostcopyWaiter *waiter)
+/* By thread @tid, which is a vCPU's if it has a waiter */
+static PostcopyPageState begin_by(PostcopyRequests *r, unsigned page,
+                                  PostcopyWaiter *waiter, uint32_t tid)
 {
-    PostcopyFault fault = { .cpu = waiter ? 0 : -1, .waiter = waiter };
+    PostcopyFault fault = {
+        .cpu = waiter ? 0 : -1, .tid = tid, .waiter = waiter
+    };
 
     return postcopy_request_begin(r, block, page * PAGE,
                                   host_memory + page * PAGE, &fault);
+}
+
+static PostcopyPageState begin(PostcopyRequests *r, unsigned page,
+                               PostcopyWaiter *waiter)
+{
+    static uint32_t others = 1000;
+
+    /* Each vCPU has its thread, all other faults are of different ones */
+    return begin_by(r, page, waiter,
+                    waiter ? (uintptr_t)waiter : qatomic_inc_fetch(&others));
 }
 
 static void complete(PostcopyRequests *r, unsigned page)
@@ -71,12 +84,18 @@ static void complete(PostcopyRequests *r, unsigned page)
                               POSTCOPY_PLACE_COPY, PAGE, false);
 }
 
-static void count(RAMBlock *rb, ram_addr_t start, void *opaque)
+/* How often each page is in the list of outstanding ones */
+static void count(PostcopyRequests *r, unsigned *pages)
 {
-    unsigned *pages = opaque;
+    g_autoptr(GArray) list = postcopy_requests_list(r);
 
-    g_assert(rb == block);
-    pages[start / PAGE]++;
+    memset(pages, 0, PAGES * sizeof(*pages));
+    for (guint i = 0; i < list->len; i++) {
+        PostcopyRequested *page = &g_array_index(list, PostcopyRequested, i);
+
+        g_assert(page->rb == block);
+        pages[page->start / PAGE]++;
+    }
 }
 
 static void test_once(void)
@@ -84,14 +103,14 @@ static void test_once(void)
     PostcopyRequests *r = setup();
     PostcopyRequestCounts counts;
     PostcopyOldest oldest;
-    unsigned pages[PAGES] = { };
+    unsigned pages[PAGES];
 
     g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 0);
     g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_ASK);
     g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_ASKED);
     g_assert_cmpint(begin(r, 2, NULL), ==, POSTCOPY_PAGE_ASK);
 
-    postcopy_requests_foreach(r, count, pages);
+    count(r, pages);
     g_assert_cmpuint(pages[1], ==, 1);
     g_assert_cmpuint(pages[2], ==, 1);
     g_assert_cmpuint(pages[3], ==, 0);
@@ -102,16 +121,16 @@ static void test_once(void)
     g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 1);
     g_assert_cmpuint(oldest.start, ==, 2 * PAGE);
     g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_RECEIVED);
-    memset(pages, 0, sizeof(pages));
-    postcopy_requests_foreach(r, count, pages);
+    count(r, pages);
     g_assert_cmpuint(pages[1], ==, 0);
     g_assert_cmpuint(pages[2], ==, 1);
 
     /* Comes without having been asked for */
     complete(r, 3);
     g_assert_cmpint(begin(r, 3, NULL), ==, POSTCOPY_PAGE_RECEIVED);
+    g_assert_false(postcopy_requests_wait_empty(r, 1));
     complete(r, 2);
-    postcopy_requests_wait_empty(r);
+    g_assert_true(postcopy_requests_wait_empty(r, 0));
 
     postcopy_requests_counts(r, &counts);
     g_assert_cmpuint(counts.uffd, ==, 5);
@@ -125,25 +144,99 @@ static void test_once(void)
     postcopy_requests_free(r);
 }
 
+static bool claim(PostcopyRequests *r, bool *uffd, bool *vcpu)
+{
+    return postcopy_request_claim(r, block, 0, host_memory, uffd, vcpu);
+}
+
 /* A page that is filled where it lies is filled by one thread, and once */
 static void test_claim(void)
 {
     PostcopyRequests *r = setup();
     PostcopyRequestCounts counts;
-    bool uffd;
+    PostcopyWaiter waiter;
+    bool uffd, vcpu;
 
-    g_assert_true(postcopy_request_claim(r, block, 0, host_memory, &uffd));
+    postcopy_waiter_init(&waiter);
+    g_assert_true(claim(r, &uffd, &vcpu));
     g_assert_false(uffd);
-    g_assert_false(postcopy_request_claim(r, block, 0, host_memory, &uffd));
+    g_assert_false(vcpu);
+    g_assert_false(claim(r, &uffd, &vcpu));
     postcopy_requests_unclaim_all(r);
     begin(r, 0, NULL);
-    g_assert_true(postcopy_request_claim(r, block, 0, host_memory, &uffd));
+    g_assert_true(claim(r, &uffd, &vcpu));
     g_assert_true(uffd);
+    g_assert_false(vcpu);
+    postcopy_request_unclaim(r, host_memory);
+    begin(r, 0, &waiter);
+    g_assert_true(claim(r, &uffd, &vcpu));
+    g_assert_true(uffd);
+    g_assert_true(vcpu);
     complete(r, 0);
-    g_assert_false(postcopy_request_claim(r, block, 0, host_memory, &uffd));
+    g_assert_true(postcopy_request_wait(r, &waiter));
+    g_assert_false(claim(r, &uffd, &vcpu));
 
     postcopy_requests_counts(r, &counts);
     g_assert_cmpuint(counts.duplicates, ==, 2);
+    postcopy_waiter_destroy(&waiter);
+    postcopy_requests_free(r);
+}
+
+/* Received pages are populated together, and a missing one ends the run */
+static void test_run(void)
+{
+    enum { WINDOW = 16 * PAGE };
+    PostcopyRequests *r = setup();
+    ram_addr_t start = 20 * PAGE;
+    size_t size = PAGE;
+
+    for (int page = 0; page < PAGES; page++) {
+        mem.received_map[page] = page != 18 && page != 29;
+    }
+    postcopy_requests_run(r, block, PAGES * PAGE, WINDOW, &start, &size);
+    g_assert_cmpuint(start, ==, 19 * PAGE);
+    g_assert_cmpuint(size, ==, 10 * PAGE);
+
+    /* The window's ends, and the block's */
+    start = 40 * PAGE;
+    size = PAGE;
+    postcopy_requests_run(r, block, PAGES * PAGE, WINDOW, &start, &size);
+    g_assert_cmpuint(start, ==, 32 * PAGE);
+    g_assert_cmpuint(size, ==, WINDOW);
+    start = 40 * PAGE;
+    size = PAGE;
+    postcopy_requests_run(r, block, 42 * PAGE, WINDOW, &start, &size);
+    g_assert_cmpuint(start, ==, 32 * PAGE);
+    g_assert_cmpuint(size, ==, 10 * PAGE);
+
+    /* When received bits may be gone */
+    postcopy_requests_stop(r);
+    start = 40 * PAGE;
+    size = PAGE;
+    postcopy_requests_run(r, block, PAGES * PAGE, WINDOW, &start, &size);
+    g_assert_cmpuint(start, ==, 40 * PAGE);
+    g_assert_cmpuint(size, ==, PAGE);
+    postcopy_requests_free(r);
+}
+
+/* A thread that is interrupted while it waits, and comes back, is one fault */
+static void test_again(void)
+{
+    PostcopyRequests *r = setup();
+    PostcopyRequestCounts counts;
+    PostcopyMeter meter;
+
+    for (int i = 0; i < 1000; i++) {
+        begin_by(r, 1, NULL, 77);
+        begin_by(r, 1, NULL, 78);
+    }
+    complete(r, 1);
+    postcopy_requests_counts(r, &counts);
+    g_assert_cmpuint(counts.uffd, ==, 2);
+    g_assert_cmpuint(counts.requests, ==, 1);
+    postcopy_requests_meter(r, &meter);
+    g_assert_cmpuint(meter.others.count, ==, 2);
+    postcopy_meter_destroy(&meter);
     postcopy_requests_free(r);
 }
 
@@ -238,13 +331,55 @@ static void test_waiters(void)
     postcopy_requests_free(r);
 }
 
+/* Those who wait for what will never come do not wait for ever */
+static void test_stop_wakes(void)
+{
+    PostcopyRequests *r = setup();
+    PostcopyOldest oldest;
+    QemuThread thread;
+    Wait w = { .r = r };
+
+    postcopy_waiter_init(&w.waiter);
+    begin(r, 1, &w.waiter);
+    qemu_thread_create(&thread, "wait", wait_fn, &w, QEMU_THREAD_JOINABLE);
+    g_assert_false(postcopy_requests_wait_empty(r, 1));
+    postcopy_requests_stop(r);
+    qemu_thread_join(&thread);
+    g_assert_true(w.placed);
+    g_assert_true(postcopy_requests_wait_empty(r, 0));
+    g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 0);
+    postcopy_waiter_destroy(&w.waiter);
+    postcopy_requests_free(r);
+}
+
+static void *complete_fn(void *opaque)
+{
+    g_usleep(20 * 1000);
+    complete(opaque, 1);
+    return NULL;
+}
+
+/* The last page ends the wait for it, long before its time is over */
+static void test_wait_empty(void)
+{
+    PostcopyRequests *r = setup();
+    QemuThread thread;
+
+    begin(r, 1, NULL);
+    qemu_thread_create(&thread, "complete", complete_fn, r,
+                       QEMU_THREAD_JOINABLE);
+    g_assert_true(postcopy_requests_wait_empty(r, 60 * 1000));
+    qemu_thread_join(&thread);
+    postcopy_requests_free(r);
+}
+
 static void test_kick(void)
 {
     PostcopyRequests *r = setup();
     PostcopyRequestCounts counts;
     QemuThread thread;
     Wait w = { .r = r };
-    unsigned pages[PAGES] = { };
+    unsigned pages[PAGES];
 
     postcopy_waiter_init(&w.waiter);
 
@@ -258,7 +393,7 @@ static void test_kick(void)
     g_assert_false(w.placed);
 
     /* The page is still outstanding; nobody waits for it */
-    postcopy_requests_foreach(r, count, pages);
+    count(r, pages);
     g_assert_cmpuint(pages[1], ==, 1);
     g_assert_cmpint(begin(r, 1, &w.waiter), ==, POSTCOPY_PAGE_ASKED);
     postcopy_waiter_kick(&w.waiter);
@@ -397,6 +532,7 @@ static void test_stress(void)
         QemuThread vcpus[VCPUS], kick, source;
         VCPU args[VCPUS];
         PostcopyRequestCounts counts;
+        unsigned asked = 0;
 
         g_assert_true(g_unix_open_pipe(s.wire, FD_CLOEXEC, NULL));
         for (int i = 0; i < VCPUS; i++) {
@@ -415,12 +551,18 @@ static void test_stress(void)
             qemu_thread_join(&vcpus[i]);
         }
         qemu_thread_join(&kick);
-        postcopy_requests_wait_empty(s.r);
+        while (!postcopy_requests_wait_empty(s.r, 1000)) {
+            /* Pages whose vCPU was kicked, and touched another one */
+        }
         wire_send(&s, PAGES);
         qemu_thread_join(&source);
 
         postcopy_requests_counts(s.r, &counts);
-        g_assert_cmpuint(counts.requests, <=, counts.exits);
+        /* Each page that was asked for was asked for once, and by somebody */
+        for (unsigned page = 0; page < PAGES; page++) {
+            asked += mem.asked[page];
+        }
+        g_assert_cmpuint(counts.requests, ==, asked);
         kicked += s.kicked;
         for (int i = 0; i < VCPUS; i++) {
             postcopy_waiter_destroy(&s.waiters[i]);
@@ -438,9 +580,13 @@ int main(int argc, char **argv)
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/postcopy-request/once", test_once);
     g_test_add_func("/postcopy-request/claim", test_claim);
+    g_test_add_func("/postcopy-request/run", test_run);
+    g_test_add_func("/postcopy-request/again", test_again);
     g_test_add_func("/postcopy-request/meter", test_meter);
     g_test_add_func("/postcopy-request/stopped", test_stopped);
     g_test_add_func("/postcopy-request/waiters", test_waiters);
+    g_test_add_func("/postcopy-request/stop-wakes", test_stop_wakes);
+    g_test_add_func("/postcopy-request/wait-empty", test_wait_empty);
     g_test_add_func("/postcopy-request/kick", test_kick);
     g_test_add_func("/postcopy-request/stress", test_stress);
     if (g_test_perf()) {
