@@ -23,6 +23,7 @@
 #include "hw/boards.h"
 #include "hw/core/cpu.h"
 #include "system/kvm-exit-on-missing.h"
+#include "inject.h"
 #include "options.h"
 #include "postcopy-fault.h"
 #include "postcopy-ram.h"
@@ -78,6 +79,7 @@ void postcopy_fault_init(MigrationIncomingState *mis)
 static void ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
                 bool more)
 {
+    migration_inject_hold("postcopy-ask");
     /*
      * Discarded pages (via RamDiscardManager) are never migrated. On unlikely
      * access, place a zeropage.
@@ -155,6 +157,7 @@ static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
     }
 
     vf->populated = NULL;
+    migration_inject_hold("postcopy-exit");
     mark_postcopy_blocktime_begin((uintptr_t)host, cpu->thread_id, rb);
     if (state == POSTCOPY_PAGE_ASK) {
         /*

@@ -10,6 +10,7 @@
 #include "qemu/error-report.h"
 #include "qemu/userfaultfd.h"
 #include "exec/cpu-common.h"
+#include "inject.h"
 #include "postcopy-mirror.h"
 #include "postcopy-place.h"
 #include "trace.h"
@@ -70,7 +71,9 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
     for (size_t done = 0; done < size;) {
         int64_t ret;
 
-        if (from && from == mirror) {
+        if (migration_inject_fail("postcopy-place")) {
+            ret = -ENOMEM;
+        } else if (from && from == mirror) {
             method = POSTCOPY_PLACE_CONTINUE;
             ret = try_continue(ufd, host + done, size - done, wake);
         } else if (from) {

@@ -10,6 +10,7 @@
 #include "qemu/userfaultfd.h"
 #include "exec/ramblock.h"
 #include "hw/core/cpu.h"
+#include "inject.h"
 #include "postcopy-fault.h"
 #include "postcopy-ram.h"
 #include "postcopy-request.h"
@@ -47,7 +48,7 @@ static bool serve(MigrationIncomingState *mis, const struct uffd_msg *msg,
         return true;
     }
     rb = qemu_ram_block_from_host(address, true, &start);
-    if (!rb) {
+    if (!rb || migration_inject_fail("postcopy-uffd")) {
         error_report("postcopy: fault outside of the guest's memory: %p",
                      address);
         return false;
@@ -71,6 +72,7 @@ bool postcopy_uffd_read(MigrationIncomingState *mis)
     bool ok = true;
     int n;
 
+    migration_inject_hold("postcopy-uffd-read");
     /* 0 if the faults of the poll() have been resolved since */
     n = uffd_read_events(mis->userfault_fd, msgs, ARRAY_SIZE(msgs));
     for (int i = 0; i < n && ok; i++) {
