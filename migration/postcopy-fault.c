@@ -196,6 +196,7 @@ static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
     }
 
     vf->populated = NULL;
+    migration_inject_hold("postcopy-exit");
     if (state == POSTCOPY_PAGE_ASK) {
         /*
          * If the source cannot be asked, the wait lasts until recovery asks.

@@ -67,15 +67,12 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
     void *mirror = postcopy_mirror(rb, start);
     PostcopyPlaceMethod method = POSTCOPY_PLACE_COPY;
     bool waits;
-
-    if (migration_inject_fail("postcopy-place")) {
-        error_report("postcopy: cannot place a page: injected");
-        return -ENOMEM;
-    }
     for (size_t done = 0; done < size;) {
         int64_t ret;
 
-        if (from && from == mirror) {
+        if (migration_inject_fail("postcopy-place")) {
+            ret = -ENOMEM;
+        } else if (from && from == mirror) {
             method = POSTCOPY_PLACE_CONTINUE;
             ret = try_continue(ufd, host + done, size - done, wake);
         } else if (from) {

@@ -70,6 +70,7 @@ bool postcopy_uffd_read(MigrationIncomingState *mis)
     struct uffd_msg msgs[MESSAGES];
     int n;
 
+    migration_inject_hold("postcopy-uffd-read");
     /* 0 if the faults of the poll() have been resolved since */
     n = uffd_read_events(mis->userfault_fd, msgs, ARRAY_SIZE(msgs));
     for (int i = 0; i < n; i++) {

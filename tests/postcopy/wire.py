@@ -21,6 +21,13 @@ HOST = "10.0.2.2"  # the host, seen from L1
 
 MAIN, URGENT = 0, 1  # the order in which the source connects
 
+# Of migration/savevm.c: sections of the stream, and MIG_CMD_PACKAGED with its 4 bytes of a length
+# below 16 MiB. In the package are the devices; after it, pages.
+VM_EOF, VM_SECTION_PART, VM_SECTION_END, VM_COMMAND = 0x00, 0x02, 0x03, 0x08
+PACKAGE = b"\x08\x00\x08\x00\x04\x00"
+SECTION_ID, FOOTER = 4, 5
+END_OF_PAGES = EOS.to_bytes(8, "big")
+
 
 @dataclass
 class Page:
@@ -39,29 +46,53 @@ class Close(Exception):
     """Raised by a lie: end this channel."""
 
 
-def pages(stream):
-    """The pages of the urgent channel, which carries nothing else but its end."""
-    name = b""
-    while head := stream.read(8):
-        address = int.from_bytes(head, "big")
-        if address & EOS:
-            yield head
-            continue
-        if not address & CONTINUE:
-            name = stream.read(stream.read(1)[0])
-        yield Page(address & -PAGE_SIZE, name, stream.read(PAGE_SIZE if address & PAGE else 1))
+class Pages:
+    """What a channel carries: Pages, and all else as bytes."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        self.name = b""
+
+    def all(self, ends=False):
+        """Of the urgent channel, which has nothing else; ends: until their end is said."""
+        while head := self.stream.read(8):
+            address = int.from_bytes(head, "big")
+            if address & EOS:
+                yield head
+                if ends:
+                    return
+                continue
+            if not address & CONTINUE:
+                self.name = self.stream.read(self.stream.read(1)[0])
+            yield Page(address & -PAGE_SIZE, self.name, self.stream.read(PAGE_SIZE if address & PAGE else 1))
+
+    def after_the_package(self):
+        while kind := self.stream.read(1):
+            if kind[0] in (VM_SECTION_PART, VM_SECTION_END):
+                yield kind + self.stream.read(SECTION_ID)
+                yield from self.all(ends=True)
+                yield self.stream.read(FOOTER)
+            elif kind[0] == VM_COMMAND:
+                head = self.stream.read(4)
+                yield kind + head + self.stream.read(int.from_bytes(head[2:], "big"))
+            else:
+                assert kind[0] == VM_EOF, f"section {kind}"
+                yield kind
 
 
 class Wire:
     """to: port of the destination on the host; rate: bytes per second of each channel;
     stop_after: end the main channel after so many bytes; lie: a function of (number of the page,
-    Page, send) that sends what it likes in place of the urgent pages."""
+    Page, send) that sends what it likes in place of the pages of the channel `lying`, of MAIN those
+    of post-copy; refused: a channel that the destination never sees."""
 
-    def __init__(self, to, rate=None, stop_after=None, lie=None):
+    def __init__(self, to, rate=None, stop_after=None, lie=None, lying=URGENT, refused=None):
         self.to = to
         self.rate = rate
         self.stop_after = stop_after
         self.lie = lie
+        self.lying = lying
+        self.refused = refused
         self.channels = []
         self.stopped = False
         self.swallows = False   # what the source sends, from here on
@@ -74,9 +105,14 @@ class Wire:
         with contextlib.suppress(OSError):
             for channel in itertools.count():
                 source, _ = self._listening.accept()
+                if channel == self.refused:
+                    self.channels.append((source, source))
+                    continue
                 destination = socket.create_connection(("127.0.0.1", self.to))
                 self.channels.append((source, destination))
-                forward = self._urgent if self.lie and channel == URGENT else self._copy
+                forward = self._copy
+                if self.lie and channel == self.lying:
+                    forward = self._main if channel == MAIN else self._urgent
                 threading.Thread(target=self._channel, args=(forward, source, destination),
                                  daemon=True).start()
 
@@ -131,14 +167,32 @@ class Wire:
                     break
 
     def _urgent(self, a, b):
-        n = 0
         with a.makefile("rb") as stream:
-            for page in pages(stream):
-                if isinstance(page, bytes):
-                    b.sendall(page)
-                else:
-                    self.lie(n, page, b.sendall)
-                    n += 1
+            self._lie(Pages(stream).all(), b)
+
+    def _main(self, a, b):
+        seen = b""
+        with a.makefile("rb") as stream:
+            while PACKAGE not in seen:
+                if not (data := stream.peek()):
+                    return
+                seen = seen[1 - len(PACKAGE):]
+                at = (seen + data).find(PACKAGE)
+                data = stream.read(len(data) if at < 0 else at + len(PACKAGE) - len(seen))
+                b.sendall(data)
+                seen += data
+            b.sendall(length := stream.read(3))
+            b.sendall(stream.read(int.from_bytes(length, "big")))
+            self._lie(Pages(stream).after_the_package(), b)
+
+    def _lie(self, items, b):
+        n = 0
+        for item in items:
+            if isinstance(item, bytes):
+                b.sendall(item)
+            else:
+                self.lie(n, item, b.sendall)
+                n += 1
 
     def cut(self):
         self.is_cut = True
@@ -176,6 +230,33 @@ class Short(Lie):
 class Never(Lie):
     def change(self, page, send):
         pass
+
+
+class Nothing(Lie):
+    """Of all pages."""
+
+    def __call__(self, n, page, send):
+        pass
+
+
+class End(Lie):
+    """Says that no page will follow, though pages do."""
+
+    def change(self, page, send):
+        send(END_OF_PAGES)
+
+
+class SamePart(Lie):
+    """Sends one part of a huge page in place of each of them."""
+
+    SIZE = 2 << 20
+
+    def __call__(self, n, page, send):
+        if not self.page and n >= self.at and page.address % self.SIZE == 0:
+            self.page = page
+        if self.page and page.address // self.SIZE == self.page.address // self.SIZE:
+            page = self.page
+        send(page.pack())
 
 
 class Twice(Lie):

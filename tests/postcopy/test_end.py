@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The end of post-copy: all was sent, and not all has come."""
+import pytest
+
+from pair import Pair, until
+from wire import MAIN, URGENT, Never
+
+EOF_SECTION = ("qemu_loadvm_state_section", "0")
+
+
+def pause_source(pair, _):
+    pair.source.cmd("migrate-pause")
+
+
+def pause_destination(pair, _):
+    pair.destination.cmd("migrate-pause")
+
+
+def reset(_, wire):
+    wire.cut()
+
+
+@pytest.mark.parametrize("trouble, exits, channels", [
+    (reset, "on", "preempt"),
+    (None, "on", "one-channel"),
+    pytest.param(pause_destination, "on", "preempt", marks=pytest.mark.slow),
+    pytest.param(pause_destination, "off", "preempt", marks=pytest.mark.slow),
+    pytest.param(pause_source, "on", "preempt", marks=pytest.mark.slow),
+    pytest.param(None, "off", "one-channel", marks=pytest.mark.slow),
+])
+def test_requested_page_is_lost(lab, trouble, exits, channels):
+    """The destination has read the end of the main channel, and a page that it has asked for does
+    not come: it waits, can be paused, and recovered."""
+    capabilities, lying = {"preempt": (("postcopy-preempt",), URGENT), "one-channel": ((), MAIN)}[channels]
+    with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
+        lie = Never()
+        wire = pair.wire(pair.listen(), lie=lie, lying=lying)
+        pair.postcopy(wire.uri, bandwidth=256 << 10)
+        until(lambda: lie.page and (oldest := (pair.faults() or {}).get("oldest"))
+              and oldest["offset"] == lie.page.address, "the page that does not come is asked for")
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        until(lambda: EOF_SECTION in pair.destination.trace(), "the destination has read the end")
+        if channels == "preempt":
+            # It may still come.
+            for side in pair.sides:
+                assert side.status() == "postcopy-active"
+            assert pair.faults()["awaited"] > 0
+            trouble(pair, wire)
+        pair.wait_paused()
+        if channels == "one-channel":
+            # Pages come in order: the source has withheld it.
+            assert f"without the page at offset 0x{lie.page.address:x}" in pair.destination.job.output
+        assert pair.faults()["awaited"] > 0
+        pair.recover()
+        pair.finish()

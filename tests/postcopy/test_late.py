@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A vCPU misses a page, and is not scheduled for so long that post-copy is over when it goes on."""
+import contextlib
+
+import pytest
+
+from pair import INJECT, Pair, until
+
+# What is freed does not look as it did.
+PERTURB = ("env", "MALLOC_PERTURB_=165")
+
+
+def has_listen_thread(side):
+    return "mig/dst/listen" in side.lab.run(f"cat /proc/$(cat {side.pidfile})/task/*/comm").output
+
+
+@contextlib.contextmanager
+def held_vcpu(lab, point, blocktime):
+    """A pair, a vCPU of whose destination is held at the point when all pages have come."""
+    capabilities = ("postcopy-preempt", "postcopy-blocktime") if blocktime else ("postcopy-preempt",)
+    with Pair(lab, exits="on", source=INJECT, destination=INJECT, capabilities=capabilities,
+              mem=16, wrapper=PERTURB) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("timing")
+        pair.destination.inject.arm(point)
+        pair.destination.inject.wait_held(point)
+        yield pair
+        pair.finish()
+
+
+def may_come(condition):
+    """Give it some seconds, but go on without it: another order is right, too."""
+    with contextlib.suppress(AssertionError):
+        until(condition, "what may come", timeout=5)
+
+
+@pytest.mark.parametrize("point, blocktime", [
+    ("postcopy-exit", True),
+    pytest.param("postcopy-ask", True, marks=pytest.mark.slow),
+    pytest.param("postcopy-exit", False, marks=pytest.mark.slow),
+    pytest.param("postcopy-ask", False, marks=pytest.mark.slow),
+])
+def test_after_the_end(lab, point, blocktime):
+    """The page has come without having been asked for."""
+    with held_vcpu(lab, point, blocktime) as pair:
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        may_come(lambda: not has_listen_thread(pair.destination))
+        pair.destination.inject.release(point)
+
+
+def test_while_the_return_path_is_closed(lab):
+    """It asks for its page."""
+    with held_vcpu(lab, "postcopy-ask", False) as pair:
+        inject = pair.destination.inject
+        inject.arm("rp-close")
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        inject.wait_held("rp-close")
+        inject.arm("rp-message")
+        inject.release("postcopy-ask")
+        may_come(lambda: inject.held("rp-message"))
+        inject.release("rp-close")
+        may_come(lambda: not has_listen_thread(pair.destination))
+        inject.release("rp-message")
