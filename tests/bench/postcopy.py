@@ -9,7 +9,8 @@ pictures.
 
 Latencies are the guest's, by its TSC: of the first touch of each page on the destination, those
 that waited, which are those longer than twice the median of the second pass and 100 us (on this machine
-20 us). Pages/s are all touches by the time from the first to the last. Context
+20 us); of those that missed their page, which are as many of the longest as there were faults; and of
+the others, whose page had come. Pages/s are all touches by the time from the first to the last. Context
 switches and processor time are those from the start of post-copy to the end of the guest's check of its
 memory; a fault is an exit or a message from userfaultfd, and with stock QEMU, which does not count
 these, a page that was asked for. Nothing is traced meanwhile.
@@ -104,14 +105,23 @@ class Meter:
                 "cpu_s": round(sum(cpu), 2)}
 
 
-def quantiles(values):
+def quantiles(values, name="latency"):
     values = sorted(values)
-    return {f"latency_p{p}_us": values[min(len(values) - 1, len(values) * p // 100)]
+    return {f"{name}_p{p}_us": values[min(len(values) - 1, len(values) * p // 100)]
             if values else None for p in (50, 95, 99)}
 
 
+def demand_faults(pair):
+    """Exits and messages from userfaultfd; of stock QEMU, which does not count them, pages asked for."""
+    faults = pair.destination.cmd("query-migrate").get("postcopy-faults")
+    if faults:
+        return faults["exits"] + faults["uffd"]
+    return pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
+
+
 def latencies(pair, report, tsc_khz):
-    """After the guest's end: of its touches that waited."""
+    """After the guest's end: of its touches that waited, of those that missed their page, and of the
+    others."""
     address, size = report.sample_span()
     path = f"{pair.lab.tmp}/destination.memory"
     pair.destination.cmd("pmemsave", val=address, size=size, filename=path)
@@ -119,14 +129,19 @@ def latencies(pair, report, tsc_khz):
     touches, present = ([t for cpu in one for t in cpu] for one in passes)
     present_us = statistics.median(present)
     threshold_us = max(THRESHOLD_MEDIANS * present_us, pair.lab.wait_us)
-    waited = sorted(t for t in touches if t > threshold_us)
+    touches.sort()
+    waited = [t for t in touches if t > threshold_us]
+    # Who waits for the network waits longest.
+    faults = demand_faults(pair)
+    missed, found = touches[-faults:], touches[:-faults]
     first_to_last_s = max(sum(cpu) for cpu in passes[0]) / 1e6
     return {"touch_count": len(touches), "waited_count": len(waited),
             "pages_per_s": len(touches) / first_to_last_s,
             # For a curve: in equal steps of their share.
             "latency_permille_us": [round(waited[min(len(waited) - 1, len(waited) * i // 200)], 1)
                                     for i in range(201)] if waited else [],
-            "waited_threshold_us": threshold_us, "present_touch_p50_us": present_us, **quantiles(waited)}
+            "waited_threshold_us": threshold_us, "present_touch_p50_us": present_us, **quantiles(waited),
+            **quantiles(missed, "missed"), **quantiles(found, "found")}
 
 
 class Strace:
@@ -210,8 +225,7 @@ def migrate(lab, variant, case, options, network=None, count=False):
         meter.end()
         pair.finish()
         info, total = dst.cmd("query-migrate"), src.cmd("query-migrate")
-        faults, requests = info.get("postcopy-faults"), total["ram"]["postcopy-requests"]
-        demand = faults["exits"] + faults["uffd"] if faults else requests
+        requests, demand = total["ram"]["postcopy-requests"], demand_faults(pair)
         if count:
             return strace.stop() | {"demand_fault_count": demand}
         report, boot = dst.report(), src.report().first("boot")
@@ -247,6 +261,10 @@ def table(rows, results, form):
 
 
 MEASURED = (
+    ("missed touch, p50 (us)", "missed_p50_us", "{:.0f}"),
+    ("p99", "missed_p99_us", "{:.0f}"),
+    ("touch of a page that had come, p50 (us)", "found_p50_us", "{:.0f}"),
+    ("p99", "found_p99_us", "{:.0f}"),
     ("waited touch, p50 (us)", "latency_p50_us", "{:.0f}"),
     ("p95", "latency_p95_us", "{:.0f}"),
     ("p99", "latency_p99_us", "{:.0f}"),
