@@ -11,18 +11,24 @@ setup: from the start of the snapshot until the guest runs on, by the time stamp
 MIGRATION (setup) and RESUME; stopped: from STOP on. grown: resident memory and page tables, after
 against before. A touch is a write of the guest, by its TSC, from just before the snapshot until
 just after it; shares of all touches do not compare, since one snapshot lasts longer than the other.
+
+Before that, the table of the commit that brought UFFD_FEATURE_WP_UNPOPULATED to Linux, by a program
+without QEMU (tests/bench/protect.c): what it takes to protect empty memory in each way there is.
 """
 import argparse
 import itertools
+import json
 import re
+import shlex
 import statistics
 import time
+from pathlib import Path
 
 import bench
 import guest
-from bench import BenchError, say
+from bench import ROOT, BenchError, say
 from host import Host
-from initramfs import qemu
+from initramfs import compiled, qemu
 from lab import Lab
 from pair import FORK, STOCK, Side
 
@@ -34,6 +40,46 @@ FULL_MIB = 1792
 FULL_SHARE = 0.8
 WAIT_US = 100               # a touch that took longer has waited
 TIMEOUT_S = 300
+PROTECT = Path(__file__).with_name("protect.c")
+# Ways of protect.c, and what each is in QEMU.
+WAYS = {
+    "default": "protected as it is: first writes to empty pages are missed",
+    "pre-read": "a byte of each page is read first: stock QEMU",
+    "madvise": "MADV_POPULATE_READ first: the fork on Linux 5.14 to 6.3",
+    "wp-unpopulated": "UFFD_FEATURE_WP_UNPOPULATED: the fork on Linux 6.4 to 6.6",
+    "pagemap-scan": "protected, then PAGEMAP_SCAN tells what is empty: the fork from Linux 6.7 on",
+}
+# Microseconds of Linux's commit 2bad466cc9d9, "mm/uffd: UFFD_FEATURE_WP_UNPOPULATED"
+PUBLISHED_US = {
+    False: {"default": 4, "pre-read": 1111453, "madvise": 278276, "wp-unpopulated": 11712},
+    True: {"default": 4, "pre-read": 22521, "madvise": 4909, "wp-unpopulated": 14448},
+}
+
+
+def protect_ways(lab, program, options):
+    """{transparent huge pages: {way: figures of each round}}"""
+    runs = {thp: {way: [] for way in WAYS} for thp in (False, True)}
+    for n in range(options.rounds):
+        for thp, of in runs.items():
+            wrapper = lab.huge_pages(thp)
+            for way in list(of)[::-1 if n % 2 else 1]:
+                argv = [*wrapper, program, way, options.ways_mib, "on" if thp else "off"]
+                output = lab.run(shlex.join(map(str, argv)), timeout=TIMEOUT_S, check=True).output
+                of[way].append(json.loads(output))
+    say("protected empty memory in each way")
+    return runs
+
+
+def show_ways(runs, mib):
+    print(f"\nProtect {mib} MiB of empty anonymous memory, us; in brackets those of Linux's commit\n"
+          f"{'':18}{'THP off':>24}{'THP on':>24}")
+    for way, what in WAYS.items():
+        cells = []
+        for thp, of in runs.items():
+            published = PUBLISHED_US[thp].get(way)
+            cells.append(f"{statistics.median(r['total_us'] for r in of[way]):.0f} "
+                         f"{f'({published})' if published else '(-)':>10}")
+        print(f"  {way:16}" + "".join(f"{cell:>24}" for cell in cells) + f"  {what}")
 
 
 def memory_kib(side):
@@ -153,12 +199,15 @@ def show(results):
 
 def run(options):
     about, results = bench.about(), []
+    program = compiled(PROTECT)
     if options.lab:
         # The guest, its snapshot, and what stock QEMU makes of a memfd.
-        place = Lab(name="bench", memory_mb=1024 * max(options.sizes) * 2 + 2048)
+        program = program.relative_to(ROOT)
+        place = Lab(name="bench", memory_mb=1024 * max(options.sizes) * 2 + 2048, extra=[str(program)])
     else:
         place = Host(options.accel)
     with place as lab:
+        ways = protect_ways(lab, program, options)
         for case in cases(options):
             free = lab.run("cat /proc/meminfo", check=True).output
             available_mib = int(re.search(r"MemAvailable:\s+(\d+)", free)[1]) >> 10
@@ -176,11 +225,15 @@ def run(options):
                   "accelerator": " ".join(lab.qemu_words),
                   "qemu_versions": {v: lab.run(f"{qemu(lab.arch, v)} --version", check=True).output.splitlines()[0]
                                     for v in VARIANTS}}
-    text = f"Medians of {options.rounds} rounds.\n```{bench.printed(show, results)}```"
+    text = (f"Medians of {options.rounds} rounds.\n```{bench.printed(show_ways, ways, options.ways_mib)}"
+            f"{bench.printed(show, results)}```")
     where = ("bench-snapshot-lab", "in the lab") if options.lab else ("bench-snapshot", "on the host's kernel")
     bench.write(where[0], {
         "about": about, "settings": {"vcpus_count": options.cpus, "seed": options.seed,
-                                     "rounds_count": options.rounds, "settle_s": options.settle},
+                                     "rounds_count": options.rounds, "settle_s": options.settle,
+                                     "ways_mib": options.ways_mib},
+        "protect": [{"thp": thp, "way": way, "published_us": PUBLISHED_US[thp].get(way), "runs": of}
+                    for thp, by_way in ways.items() for way, of in by_way.items()],
         "results": results}, f"Background snapshots, {where[1]}", text)
 
 
@@ -189,6 +242,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1 round of a guest of 1 GiB")
     parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="of the guest (1 4 8; in the lab 1)")
+    parser.add_argument("--ways-mib", type=int, metavar="MIB",
+                        help="of empty memory, without QEMU (4096; in the lab and with --quick 1024)")
     parser.add_argument("--only", default="", metavar="TEXT",
                         help="cases whose name has it, like 'THP on'")
     parser.add_argument("--rounds", type=int, help="snapshots of each case (3)")
@@ -201,6 +256,7 @@ def main():
                         help="of the guest, without --lab (tcg)")
     options = parser.parse_args()
     options.sizes = options.sizes or ([1] if options.quick or options.lab else [1, 4, 8])
+    options.ways_mib = options.ways_mib or (1024 if options.quick or options.lab else 4096)
     options.rounds = options.rounds or (1 if options.quick else 3)
     bench.main(run, options)
 

@@ -90,14 +90,16 @@ class Machine:
         until(lambda: self.side.cmd("query-migrate")["status"] == "active"
               and self.side.cmd("query-status")["status"] == "running", "the snapshot has begun")
 
-    def wait(self, status="completed", timeout=60):
-        """Wait for the snapshot's end; returns query-migrate."""
+    def wait(self, *wanted, timeout=60):
+        """Wait for the snapshot's end, which must be as wanted ("completed"); returns query-migrate."""
+        wanted = wanted or ("completed",)
+
         def ended():
             self.side.check()
             info = self.side.cmd("query-migrate")
             return info["status"] in ENDED and info
-        info = until(ended, f"snapshot {status}", timeout)
-        assert info["status"] == status, info
+        info = until(ended, f"snapshot {' or '.join(wanted)}", timeout)
+        assert info["status"] in wanted, info
         return info
 
     def take(self, uri=f"file:{SNAPSHOT}", status="completed"):
@@ -166,6 +168,13 @@ class Machine:
     def protected(self):
         """Mappings that are registered with a userfaultfd for write protection."""
         return re.findall(r"^VmFlags:.*\buw\b", self.proc("smaps"), re.M)
+
+    def sleeps_in(self, function, *threads):
+        """Whether all threads of these names sleep in the kernel's function, which begins so."""
+        lines = self.lab.run(f"cd /proc/$(cat {self.side.pidfile})/task && for t in *; do "
+                             "echo $(cat $t/wchan) $(cat $t/comm); done", check=True).output.splitlines()
+        where = {name: wchan for wchan, _, name in (line.partition(" ") for line in lines)}
+        return all(where[name].startswith(function) for name in threads)
 
     def resident_kib(self):
         """Memory in use, with the tables that map it."""

@@ -49,6 +49,7 @@ class Balloon:
 
     queue: address of 64 KiB of guest memory that nobody else uses."""
 
+    QUEUE_BYTES = 64 << 10
     SLOT = 5
     IO = 0xc000
 

@@ -82,18 +82,23 @@ def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
 
 @pytest.mark.parametrize("kind", ["anonymous", pytest.param("memfd", marks=pytest.mark.slow)])
 def test_ballooned_pages(lab, kind):
+    """What the guest has given back is not there any more; the same pages before are data."""
     with Machine(lab, backend=BACKENDS[kind], memory_mb=64, mem=4, machine="pc",
                  arguments=[*Balloon.arguments()], taker=Qtest.arguments()) as machine, \
             Qtest(lab) as qtest:
         start, size = 32 * MIB, 8 * MIB
+        balloon = Balloon(qtest, queue=60 * MIB)
+        qtest.memset(60 * MIB, balloon.QUEUE_BYTES, 0)      # it is there in both snapshots
         qtest.memset(start, size, 0x55)
+        full_holes = machine.take()["background-snapshot"]["holes"]
         full_kib = machine.resident_kib()
-        Balloon(qtest, queue=60 * MIB).inflate(range(start >> 12, (start + size) >> 12))
+        balloon.inflate(range(start >> 12, (start + size) >> 12))
         before_kib = machine.resident_kib()
         assert before_kib < full_kib - size / 1024 * 0.9, "the balloon has given nothing back"
-        info = machine.take()["background-snapshot"]
+        holes = machine.take()["background-snapshot"]["holes"]
         assert machine.resident_kib() - before_kib < 640
-        assert info["holes"] > size >> 12, info
+        # A page of QEMU's or the BIOS's own may have been written between the two.
+        assert size >> 12 >= holes - full_holes > (size >> 12) - 16, (full_holes, holes)
         machine.restore(keep=True)
         with Qtest(lab, "destination") as restored:
             assert restored.read(start, size) == bytes(size)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from machine import Machine, SNAPSHOT
-from pair import FORK, STOCK
+from pair import FORK, INJECT, STOCK
 
 # Of a directory: each QEMU has a file of its own.
 FILE = "memory-backend-file,mem-path=/dev/{},share={}"
@@ -106,6 +106,15 @@ def test_mapped_ram(lab):
         machine.take()
         assert int(lab.run(f"du -k {SNAPSHOT}", check=True).output.split()[0]) < 24 << 10
         machine.restore(STOCK, ["mapped-ram"])
+
+
+def test_mapped_ram_beside_another_device(lab):
+    """Memory has been saved, its bitmap too, when another device lets all be asked once more."""
+    with Machine(lab, INJECT, mem=4, capabilities=["mapped-ram"]) as machine:
+        machine.side.inject.arm("snapshot-iterate-again")
+        machine.take()
+        assert machine.side.inject.passed("snapshot-iterate-again")
+        machine.restore(capabilities=["mapped-ram"])
 
 
 @pytest.mark.slow
