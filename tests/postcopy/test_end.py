@@ -34,7 +34,9 @@ def test_requested_page_is_lost(lab, trouble, exits, channels):
     not come: it waits, can be paused, and recovered."""
     capabilities, lying = {"preempt": (("postcopy-preempt",), URGENT), "one-channel": ((), MAIN)}[channels]
     with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
-        lie = Never()
+        # A page that the guest will touch
+        pair.source.wait_event("ready")
+        lie = Never(least=pair.source.report().first("boot")["test_address"])
         wire = pair.wire(pair.listen(), lie=lie, lying=lying)
         pair.postcopy(wire.uri, bandwidth=256 << 10)
         until(lambda: lie.page and (oldest := (pair.faults() or {}).get("oldest"))
