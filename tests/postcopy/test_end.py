@@ -5,8 +5,6 @@ import pytest
 from pair import Pair, until
 from wire import MAIN, URGENT, Never
 
-EOF_SECTION = ("qemu_loadvm_state_section", "0")
-
 
 def pause_source(pair, _):
     pair.source.cmd("migrate-pause")
@@ -42,7 +40,7 @@ def test_requested_page_is_lost(lab, trouble, exits, channels):
         until(lambda: lie.page and (oldest := (pair.faults() or {}).get("oldest"))
               and oldest["offset"] == lie.page.address, "the page that does not come is asked for")
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
-        until(lambda: EOF_SECTION in pair.destination.trace(), "the destination has read the end")
+        until(pair.destination.has_read_the_end, "the destination has read the end")
         # Not because of the end.
         for side in pair.sides:
             assert side.status() == "postcopy-active"
