@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * Swap out the largest anonymous mapping of a process.
- * usage: pageout PID
+ * Swap out the largest anonymous mapping of a process, or a part of its memory.
+ * usage: pageout PID [ADDRESS SIZE]
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ int main(int argc, char **argv)
 {
     char path[64], line[512];
     struct iovec most = { 0 };
-    unsigned pid = argc == 2 ? atoi(argv[1]) : 0;
+    unsigned pid = argc == 2 || argc == 4 ? atoi(argv[1]) : 0;
     int pidfd = syscall(SYS_pidfd_open, pid, 0);
     FILE *maps;
 
@@ -26,7 +26,11 @@ int main(int argc, char **argv)
         perror(path);
         return 1;
     }
-    while (fgets(line, sizeof(line), maps)) {
+    if (argc == 4) {
+        most.iov_base = (void *)strtoul(argv[2], NULL, 0);
+        most.iov_len = strtoul(argv[3], NULL, 0);
+    }
+    while (argc == 2 && fgets(line, sizeof(line), maps)) {
         uintptr_t start, end, inode;
 
         if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " rw-p %*x %*s %" SCNuPTR,

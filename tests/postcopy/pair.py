@@ -33,8 +33,8 @@ MIB = 1 << 20
 
 TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enable",
          "kvm_exit_on_missing_disable", "kvm_exit_on_missing_probe", "postcopy_fault_exit",
-         "postcopy_fault_exit_end", "postcopy_fault_populate", "postcopy_fault_ask_again",
-         "postcopy_fault_exits_off",
+         "postcopy_fault_exit_end", "postcopy_fault_uffd", "postcopy_fault_populate",
+         "postcopy_fault_ask_again", "postcopy_fault_exits_off",
          "migration_rate_limit_post", "postcopy_mirror", "postcopy_mirror_memory", "postcopy_no_mirror",
          "postcopy_preempt_hit",
          "postcopy_receive_twice", "qemu_loadvm_state_section",
@@ -168,6 +168,10 @@ class Side:
         """The events of the trace in their order: (name, text)."""
         log = self.lab.run(f"cat {self.trace_log}").output
         return re.findall(rf"\b({'|'.join(TRACE)}) (.*)", log)
+
+    def has_read_the_end(self):
+        """Of the main channel: QEMU_VM_EOF."""
+        return ("qemu_loadvm_state_section", "0") in self.trace()
 
     def waiting_vcpus(self):
         """vCPUs that wait for a page: in QEMU after an exit, or in the kernel's userfaultfd."""

@@ -5,8 +5,6 @@ import pytest
 from pair import Pair, until
 from wire import MAIN, URGENT, Never
 
-EOF_SECTION = ("qemu_loadvm_state_section", "0")
-
 
 def pause_source(pair, _):
     pair.source.cmd("migrate-pause")
@@ -33,13 +31,15 @@ def test_requested_page_is_lost(lab, trouble, exits, channels):
     not come: it waits, can be paused, and recovered."""
     capabilities, lying = {"preempt": (("postcopy-preempt",), URGENT), "one-channel": ((), MAIN)}[channels]
     with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
-        lie = Never()
+        # A page that the guest will touch
+        pair.source.wait_event("ready")
+        lie = Never(least=pair.source.report().first("boot")["test_address"])
         wire = pair.wire(pair.listen(), lie=lie, lying=lying)
         pair.postcopy(wire.uri, bandwidth=256 << 10)
         until(lambda: lie.page and (oldest := (pair.faults() or {}).get("oldest"))
               and oldest["offset"] == lie.page.address, "the page that does not come is asked for")
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
-        until(lambda: EOF_SECTION in pair.destination.trace(), "the destination has read the end")
+        until(pair.destination.has_read_the_end, "the destination has read the end")
         if channels == "preempt":
             # It may still come.
             for side in pair.sides:

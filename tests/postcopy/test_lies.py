@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A source, or a network, that does not send what it should: recoverable, and never silent."""
 import contextlib
+import time
 
 import pytest
 
 from pair import MIB, Pair, until
-from wire import Never, Outside, Short, Twice
+from wire import URGENT, End, Never, Outside, SamePart, Short, Twice
 
 BACKENDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 # Between different memory and different ways of waiting.
@@ -63,8 +64,65 @@ def test_never(lab, exits, backend):
         until(lambda: warning in pair.destination.job.output, "the warning", timeout=30)
         assert "migrate-pause" in pair.destination.job.output
         assert f"offset 0x{lie.page.address:x}" in pair.destination.hmp("info migrate")
+        # Also when the source has sent all, it does not end.
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        until(pair.destination.has_read_the_end, "the destination has read the end")
         for side in pair.sides:
             assert side.status() == "postcopy-active"
         pair.source.cmd("migrate-pause")
         pair.wait_paused()
         pair.recover()
+
+
+@cases
+def test_end_of_urgent_pages(lab, exits, backend):
+    """Said too early. After recovery, pages that are asked for come as before."""
+    with lied_to(lab, End(), exits, backend) as pair:
+        pair.wait_paused()
+        before = pair.faults()["requests"]
+        pair.recover()
+        # In this time the background, left alone, sends as many.
+        time.sleep(2)
+        background = 2 * (64 << 10) // 4096
+        assert pair.faults()["requests"] > before + 2 * background
+
+
+@pytest.mark.parametrize("backend", ["memory-backend-memfd", pytest.param(
+    "memory-backend-file,mem-path=/dev/hugepages,share=off", marks=pytest.mark.slow)])
+def test_same_part_of_a_huge_page(lab, backend):
+    """As often as the page has parts: it is not the page."""
+    lie = SamePart(0)
+    backend += ",hugetlb=on,hugetlbsize=2M" if "memfd" in backend else ""
+    with Pair(lab, exits="on", backend=backend, pattern="samehuge", memory_mb=64, mem=48) as pair:
+        pair.postcopy(pair.wire(pair.listen(), lie=lie).uri, bandwidth=64 << 10)
+        pair.wait_paused()
+        assert f"offset 0x{lie.page.address:x}" in pair.destination.job.output
+        pair.recover()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+
+
+def cpu_seconds(side):
+    """Of the main thread."""
+    ticks = side.lab.run(f"p=$(cat {side.pidfile}); cut -d ' ' -f 14,15 /proc/$p/task/$p/stat", check=True).output
+    return sum(map(int, ticks.split())) / 100
+
+
+@pytest.mark.parametrize("end", ["reset", pytest.param("quit", marks=pytest.mark.slow)])
+def test_no_urgent_channel(lab, end):
+    """It does not come. The destination waits without using a processor, and ends when it should."""
+    with Pair(lab, mem=16) as pair:
+        wire = pair.wire(pair.listen(), refused=URGENT)
+        pair.postcopy(wire.uri)
+        until(lambda: "loadvm_handle_cmd_packaged_received" in dict(pair.destination.trace()), "the package")
+        time.sleep(1)
+        used, begin = cpu_seconds(pair.destination), time.monotonic()
+        time.sleep(3)
+        used, took = cpu_seconds(pair.destination) - used, time.monotonic() - begin
+        print(f"{used:.2f} s of {took:.2f} s")
+        assert used < 0.2 * took
+        if end == "reset":
+            wire.cut()
+        else:
+            pair.destination.cmd("quit")
+        until(lambda: not pair.destination.job.running, "the destination ends", timeout=20)

@@ -24,7 +24,7 @@ MAIN, URGENT = 0, 1  # the order in which the source connects
 # Of migration/savevm.c: sections of the stream, and MIG_CMD_PACKAGED with its 4 bytes of a length
 # below 16 MiB. In the package are the devices; after it, pages.
 VM_EOF, VM_SECTION_PART, VM_SECTION_END, VM_COMMAND = 0x00, 0x02, 0x03, 0x08
-PACKAGE = b"\x08\x00\x08\x00\x04\x00"
+PACKAGE = b"\x08\x00\x07\x00\x04\x00"
 SECTION_ID, FOOTER = 4, 5
 END_OF_PAGES = EOS.to_bytes(8, "big")
 
@@ -82,9 +82,9 @@ class Pages:
 
 class Wire:
     """to: port of the destination on the host; rate: bytes per second of each channel;
-    stop_after: end the main channel after so many bytes; lie: a function of (number of the page,
-    Page, send) that sends what it likes in place of the pages of the channel `lying`, of MAIN those
-    of post-copy; refused: a channel that the destination never sees."""
+    stop_after: end the main channel after so many bytes; lie: a Lie, which sends what it likes in
+    place of the pages of the channel `lying`, of MAIN those of post-copy; refused: a channel that
+    the destination never sees."""
 
     def __init__(self, to, rate=None, stop_after=None, lie=None, lying=URGENT, refused=None):
         self.to = to
@@ -189,7 +189,7 @@ class Wire:
         n = 0
         for item in items:
             if isinstance(item, bytes):
-                b.sendall(item)
+                self.lie.pass_on(item, b.sendall)
             else:
                 self.lie(n, item, b.sendall)
                 n += 1
@@ -202,18 +202,25 @@ class Wire:
 
 
 class Lie:
-    """Says the truth but for one page, `at`."""
+    """Says the truth but for one page: number `at`, or the next one that is not zero and not below the
+    address `least`."""
 
-    def __init__(self, at=20):
+    def __init__(self, at=20, least=0):
         self.at = at
+        self.least = least
         self.page = None
 
     def __call__(self, n, page, send):
-        if n == self.at:
+        """n: number of the page."""
+        if not self.page and n >= self.at and page.address >= self.least and len(page.body) > 1:
             self.page = page
             self.change(page, send)
         else:
             send(page.pack())
+
+    def pass_on(self, data, send):
+        """What is no page."""
+        send(data)
 
 
 class Outside(Lie):
@@ -237,6 +244,28 @@ class Nothing(Lie):
 
     def __call__(self, n, page, send):
         pass
+
+
+class Endless(Lie):
+    """All pages, and no end."""
+
+    def __call__(self, n, page, send):
+        send(page.pack())
+
+    def pass_on(self, data, send):
+        if data != bytes([VM_EOF]):
+            send(data)
+
+
+class Block(Lie):
+    """No page of this RAMBlock."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __call__(self, n, page, send):
+        if page.name != self.name:
+            send(page.pack())
 
 
 class End(Lie):
@@ -264,7 +293,7 @@ class Twice(Lie):
 
     def __call__(self, n, page, send):
         super().__call__(n, page, send)
-        if n == self.at + 100:
+        if self.page and n == self.at + 100:
             send(replace(self.page, body=b"\xee" * PAGE_SIZE).pack())
 
     def change(self, page, send):

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Faults that the fault thread reads at once."""
+import time
+
+from pair import INJECT, Pair, until
+
+
+def test_error_within_a_batch(lab):
+    """One of four cannot be served; the others are."""
+    with Pair(lab, exits="off", source=INJECT, destination=INJECT, mem=16) as pair:
+        inject = pair.destination.inject
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("timing")
+        inject.arm("postcopy-uffd-read")
+        inject.wait_held("postcopy-uffd-read")
+        before = pair.until_all_wait()["requests"]
+        inject.arm("postcopy-uffd")
+        inject.release("postcopy-uffd-read")
+        until(lambda: inject.passed("postcopy-uffd"), "the error")
+        until(lambda: pair.faults()["requests"] >= before + 3, "the others are asked for", timeout=20)
+        time.sleep(1)
+        if pair.destination.status() == "postcopy-paused":
+            pair.wait_paused()
+            pair.recover()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The capability postcopy-blocktime: how long vCPUs have waited, in milliseconds."""
+import time
+
+import pytest
+
+from pair import Pair
+
+CAPABILITIES = ("postcopy-preempt", "postcopy-blocktime")
+WAIT_S = 2
+
+
+def blocktime(pair):
+    info = pair.destination.cmd("query-migrate")
+    print(info["postcopy-blocktime"], info["postcopy-vcpu-blocktime"])
+    return info["postcopy-blocktime"], info["postcopy-vcpu-blocktime"]
+
+
+@pytest.mark.parametrize("exits, kick", [
+    ("on", False),
+    pytest.param("on", True, marks=pytest.mark.slow),
+    pytest.param("off", False, marks=pytest.mark.slow),
+])
+def test_all_wait(lab, exits, kick):
+    """For a source that has been stopped; kick: while they wait, the vCPUs do what they are asked to do."""
+    with Pair(lab, exits=exits, capabilities=CAPABILITIES, mem=16) as pair:
+        begin = time.monotonic()
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("timing")
+        pair.source.signal("STOP")
+        pair.until_all_wait()
+        time.sleep(WAIT_S)
+        if kick:
+            assert pair.destination.registers_of_all() == 4
+        pair.source.signal("CONT")
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+        total, vcpus = blocktime(pair)
+        longest = 1000 * (time.monotonic() - begin)
+        assert len(vcpus) == 4
+        assert all(900 * WAIT_S < vcpu < longest for vcpu in vcpus)
+        # All of them at once
+        assert 900 * WAIT_S < total <= min(vcpus)
+
+
+def test_plugged_cpus(lab):
+    """Three of four vCPUs are not in -smp's count."""
+    words = [w for i in (1, 2, 3)
+             for w in ("-device", f"max-x86_64-cpu,socket-id={i},core-id=0,thread-id=0")]
+    with Pair(lab, exits="on", capabilities=CAPABILITIES, cpus="1,sockets=4,maxcpus=4", mem=16,
+              source_options=words, destination_options=words) as pair:
+        pair.postcopy()
+        pair.finish()
+        assert pair.source.report().first("boot")["cpus"] == 4
+        _, vcpus = blocktime(pair)
+        assert len(vcpus) == 4 and all(vcpus)

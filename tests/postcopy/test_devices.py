@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Post-copy while QEMU's main thread loads devices, which need the guest's memory."""
+import pytest
+
+from pair import FORK, STOCK, Pair, until
+from wire import MAIN, URGENT, Nothing
+
+SLOT, IO = 5, 0xc000
+QUEUE_PAGES = 8     # at most
+
+
+def set_queue(side, page):
+    """Let virtio-rng have its queue there, by its legacy interface."""
+    for register, value in (0x10, IO), (0x04, 0x7):     # BAR 0; input and output, memory, bus master
+        side.hmp(f"o/w 0xcf8 {1 << 31 | SLOT << 11 | register:#x}")
+        side.hmp(f"o/w 0xcfc {value:#x}")
+    side.hmp(f"o/h {IO + 14:#x} 0")
+    side.hmp(f"o/w {IO + 8:#x} {page:#x}")
+
+
+def main_thread_waits(side):
+    """In the kernel, for a page."""
+    return "handle_userfault" in side.lab.run(f"p=$(cat {side.pidfile}); cat /proc/$p/task/$p/wchan").output
+
+
+@pytest.mark.parametrize("end, channels, destination", [
+    ("killed", "one-channel", FORK),
+    ("reset", "preempt", FORK),
+    pytest.param("reset", "one-channel", FORK, marks=pytest.mark.slow),
+    pytest.param("killed", "preempt", FORK, marks=pytest.mark.slow),
+    # What is expected.
+    pytest.param("killed", "one-channel", STOCK, marks=pytest.mark.slow),
+])
+def test_source_ends_while_devices_are_loaded(lab, end, channels, destination):
+    """virtio reads its ring, which has not come and will not come: the destination ends."""
+    capabilities, lying = {"preempt": (("postcopy-preempt",), URGENT), "one-channel": ((), MAIN)}[channels]
+    words = ("-device", f"virtio-rng-pci,addr={SLOT:#x},disable-modern=on")
+    with Pair(lab, capabilities=capabilities, destination=destination, mem=16, zero=0,
+              source_options=words, destination_options=words) as pair:
+        pair.source.wait_event("ready")
+        # This memory is written without end, and its end comes last in pre-copy: it is missing.
+        boot = pair.source.report().first("boot")
+        set_queue(pair.source, (boot["test_address"] >> 12) + boot["test_pages"] - QUEUE_PAGES)
+        wire = pair.wire(pair.listen(), lie=Nothing(), lying=lying)
+        pair.postcopy(wire.uri, bandwidth=64 << 10)
+        until(lambda: main_thread_waits(pair.destination), "the main thread waits for a page")
+        if end == "killed":
+            pair.source.signal("KILL")
+        else:
+            wire.cut()
+        until(lambda: not pair.destination.job.running, "the destination ends", timeout=20)
+        assert pair.destination.job.wait().rc == 1
+        assert "load of migration failed" in pair.destination.job.output \
+            or "loadvm failed" in pair.destination.job.output

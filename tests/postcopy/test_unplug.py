@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Memory devices on the destination: one that is unplugged, and one that has no memory yet."""
+import contextlib
+import time
+
+import pytest
+from qemu.qmp import ExecuteError
+
+import guest
+from pair import INJECT, Pair, until
+from wire import MAIN, Block, Endless
+
+SIZE_MB = 8
+DIMM = ("-object", f"memory-backend-ram,id=far,size={SIZE_MB}M", "-device", "pc-dimm,id=dimm,memdev=far")
+VIRTIO_MEM = ("-object", "memory-backend-ram,id=far,size=128M",
+              "-device", "virtio-mem-pci,id=dimm,memdev=far,requested-size=0")
+# What is freed does not look as it did.
+PERTURB = ("env", "MALLOC_PERTURB_=165")
+
+
+def far_pair(lab, device, cpus=1, **options):
+    return Pair(lab, memory_mb="32,slots=1,maxmem=1G", cpus=cpus, payload=guest.payload("far"), mem=SIZE_MB,
+                source_options=device, destination_options=device, **options)
+
+
+def let_go(pair):
+    """The guest touches the device's memory."""
+    until(lambda: pair.destination.cmd("query-status")["status"] == "running", "the guest runs")
+    pair.destination.hmp("o/b 0x70 0x40")
+    pair.destination.hmp("o/b 0x71 1")
+
+
+@pytest.mark.parametrize("exits", ["on", pytest.param("off", marks=pytest.mark.slow)])
+def test_unplug(lab, exits):
+    """A page of the device has been asked for, and nobody waits for it."""
+    with far_pair(lab, DIMM, exits=exits, wrapper=PERTURB) as pair:
+        destination = pair.destination
+        pair.postcopy(pair.wire(pair.listen(), lie=Block(b"far")).uri, bandwidth=4096)
+        let_go(pair)
+        until(lambda: (pair.faults() or {}).get("oldest", {}).get("ramblock") == "far", "a page is asked for")
+        destination.cmd("stop")
+        destination.cmd("device_del", id="dimm")
+        destination.hmp("o/w 0xa00 0")      # the guest selects the slot,
+        destination.hmp("o/b 0xa14 8")      # and ejects it
+        until(lambda: not destination.cmd("query-memory-devices"), "the device is unplugged")
+        for _ in range(3):
+            # It may be refused.
+            with contextlib.suppress(ExecuteError):
+                destination.cmd("object-del", id="far")
+            time.sleep(1)   # RCU
+            faults = pair.faults()
+            print(faults)
+            assert faults.get("oldest", {}).get("ramblock", "far") == "far"
+        destination.cmd("cont")
+        assert destination.status() == "postcopy-active"
+
+
+@pytest.mark.parametrize("exits", ["on", pytest.param("off", marks=pytest.mark.slow)])
+def test_no_memory_for_a_discarded_page(lab, exits):
+    """The guest touches memory that virtio-mem has not plugged, of which the source sends nothing."""
+    with far_pair(lab, VIRTIO_MEM, exits=exits, source=INJECT, destination=INJECT, zero=100) as pair:
+        inject = pair.destination.inject
+        pair.postcopy(pair.wire(pair.listen(), lie=Endless(), lying=MAIN).uri, bandwidth=0)
+        until(lambda: "migration_completion_postcopy_end_after_complete" in dict(pair.source.trace()),
+              "the source has sent all")
+        pair.destination.wait_event("timing")
+        until(lambda: not pair.faults()["awaited"], "all has come")
+        inject.arm("postcopy-place")
+        let_go(pair)
+        until(lambda: inject.passed("postcopy-place"), "a page cannot be placed")
+        assert "offset 0x" in pair.destination.job.output
+        if pair.destination.status() != "postcopy-paused":
+            pair.source.cmd("migrate-pause")
+        pair.wait_paused()
+        pair.recover()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
