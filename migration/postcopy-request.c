@@ -105,6 +105,10 @@ static void wake_waiters(WaiterList *wake)
     PostcopyWaiter *waiter, *next;
 
     QSLIST_FOREACH_SAFE(waiter, wake, next_woken, next) {
+        if (waiter->come) {
+            waiter->come(waiter);
+            continue;
+        }
         /*
          * With release: next was read before.  From here on the waiter may go,
          * and the event reaches it while it waits for another page: it
@@ -189,8 +193,10 @@ static bool request_add(PostcopyRequests *r, Request *req,
     bool again = false;
     Wait *wait;
 
+    /* Of one thread there may be more, each with a waiter of its own */
     QSLIST_FOREACH(wait, &req->waits, next) {
-        if (wait->tid == fault->tid) {
+        if (wait->tid == fault->tid && (!wait->waiter || !fault->waiter ||
+                                        wait->waiter == fault->waiter)) {
             again = true;
             break;
         }
@@ -236,7 +242,7 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
             state = POSTCOPY_PAGE_ASK;
         }
         known = !request_add(r, req, fault);
-        if (!known && r->ops->missed) {
+        if (!known && r->ops->missed && !(waiter && waiter->come)) {
             r->ops->missed(rb, host, fault->tid);
         }
     }

@@ -29,7 +29,7 @@ typedef struct PostcopyRequestOps {
     /* @start: byte offset of a host page in @rb */
     bool (*received)(RAMBlock *rb, ram_addr_t start);
     void (*set_received)(RAMBlock *rb, ram_addr_t start);
-    /* Thread @tid waits for the page at @host; may be NULL */
+    /* Thread @tid waits for the page at @host, and does nothing else; or NULL */
     void (*missed)(RAMBlock *rb, void *host, uint32_t tid);
 } PostcopyRequestOps;
 
@@ -38,6 +38,11 @@ typedef struct PostcopyRequestOps {
  * freed while their PostcopyRequests lives.
  */
 typedef struct PostcopyWaiter {
+    /*
+     * In place of a thread that waits: called once the page has come, by the
+     * thread that has placed it, without the lock; or NULL.  Constant.
+     */
+    void (*come)(struct PostcopyWaiter *waiter);
     /* Set when the page has come or the waiter was kicked */
     QemuEvent woken;
     /* Host page that is awaited, or NULL.  Under the lock. */
