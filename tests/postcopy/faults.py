@@ -47,6 +47,9 @@ class Ended(enum.Enum):
     SOURCE = "the guest is whole on the source"
     SPLIT = "one side was killed after the switch: the other one says postcopy-paused"
     WITH_SOURCE = "the guest was killed with the source; the destination says that the stream ended"
+    # Known of QEMU before 10.2, whose source can go on until the destination tells that it does.
+    STRANDED = ("the destination has ended before the guest ran there; the source, which has all of the "
+                "guest, says postcopy-paused, and cannot go on")
     WITH_DESTINATION = "the guest was killed with the destination, after the source had completed"
 
 
@@ -272,6 +275,10 @@ class Faults:
             return Ended.SOURCE
         if (s, d) == ("postcopy-paused", "postcopy-paused"):
             return None
+        if (s, d) == ("postcopy-paused", "exited") and not self.killed and not self.has_run(pair.destination):
+            self.named(pair.source, s)
+            self.said = f"{output(pair.destination)}; source {self.said}"
+            return Ended.STRANDED
         if self.killed is pair.destination:
             if s == "completed":
                 return Ended.WITH_DESTINATION

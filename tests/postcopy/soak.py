@@ -279,7 +279,7 @@ def main():
         sys.exit(f"soak: FAILED: {soak.failed}")
     lost = sum(Ended[r["ended"]] not in WHOLE for r in soak.done)
     print(f"soak: {len(soak.done)} migrations, {summary['recoveries_count']} recoveries, "
-          f"memory intact but for {lost} guests of which a side was killed")
+          f"memory intact but for {lost} guests that are whole nowhere, of which a side said so")
 
 
 if __name__ == "__main__":
