@@ -223,7 +223,7 @@ class Faults:
 
     # What is done
 
-    def act(self, action, wire):
+    def act(self, action, wire, under_way_lost=False):
         pair = self.pair
         if action == "cancel":
             pair.source.cmd("migrate_cancel")
@@ -238,6 +238,8 @@ class Faults:
             side = pair.source if action == "kill-source" else pair.destination
             self.killed = side
             side.signal("KILL")
+            if under_way_lost and action == "kill-source":
+                wire.cut()
         if isinstance(wire, PhaseWire):
             wire.go()
 
@@ -324,21 +326,23 @@ class Faults:
 
     # All of it
 
-    def carry_through(self, wire, troubles=(), phase=None, action=None, delay_s=0.0, meanwhile=lambda: None):
+    def carry_through(self, wire, troubles=(), phase=None, action=None, delay_s=0.0,
+                      under_way_lost=False, meanwhile=lambda: None):
         """From a migration that has been started through that wire to its end.
 
         troubles: (pause or cut, seconds after the guest has run on) that are recovered from; then the
-        fault at the phase, if one is given, or none. meanwhile: called when the guest has moved."""
+        fault at the phase, if one is given, or none; under_way_lost: with a killed source goes what has
+        not arrived. meanwhile: called when the guest has moved."""
         pair = self.pair
         if phase == "precopy":
             time.sleep(delay_s)
-            self.act(action, wire)
+            self.act(action, wire, under_way_lost)
             return self.ended()
         pair.source.cmd("migrate-start-postcopy")
         if phase in ("switch", "listen"):
             self.until(wire.reached.is_set, f"phase {phase}")
             time.sleep(delay_s)
-            self.act(action, wire)
+            self.act(action, wire, under_way_lost)
             return self.recovered_to_the_end()
 
         self.until(lambda: pair.destination.report().first("timing"), "the guest runs on the destination")
@@ -353,12 +357,12 @@ class Faults:
             wire = self.recover()
         if phase == "postcopy":
             time.sleep(delay_s)
-            self.act(action, wire)
+            self.act(action, wire, under_way_lost)
         elif phase:
             pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
             self.until(wire.reached.is_set, f"phase {phase}")
             time.sleep(delay_s)
-            self.act(action, wire)
+            self.act(action, wire, under_way_lost)
         return self.recovered_to_the_end()
 
     def recovered_to_the_end(self):

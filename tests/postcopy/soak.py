@@ -48,7 +48,8 @@ def chosen(seed):
     r = random.Random(seed)
     huge = r.random() < 0.3
     phase = r.choice([None, None, *PHASES, *PHASES])
-    troubles = [(r.choice(["pause", "cut"]), r.uniform(0, 0.7)) for _ in range(r.choice([0, 1, 1, 2]))]
+    troubles = [{"action": r.choice(["pause", "cut"]), "after_s": r.uniform(0, 0.7)}
+                for _ in range(r.choice([0, 1, 1, 2]))]
     return {
         "seed": seed,
         "backend": r.choice(list(HUGE if huge else SMALL)),
@@ -56,8 +57,8 @@ def chosen(seed):
         "preempt": r.random() < 0.5,
         "cpus": r.randint(1, 4),
         "pattern": r.choice(["disjoint", "shared"] + (["samehuge"] if huge else ["zerowrite"])),
-        "mem": 48 if huge else r.randrange(4, 21, 2),
-        "zero": r.choice([0, 12, 50, 90]),
+        "mem_mib": 48 if huge else r.randrange(4, 21, 2),
+        "zero_percent": r.choice([0, 12, 50, 90]),
         "bandwidth_bytes_per_s": r.choice([8, 64] if huge else [1, 4, 64]) * MIB,
         # Seconds until migrate_cancel
         "snapshot_cancelled_s": [r.uniform(0, 0.6) for _ in range(r.choice([0, 0, 0, 1, 2]))],
@@ -67,21 +68,24 @@ def chosen(seed):
         "phase": phase,
         "action": phase and r.choice(ACTIONS[phase]),
         # Where in the phase
-        "part": r.random(),
+        "part_ratio": r.random(),
         "delay_s": r.choice([0, r.uniform(0, 0.05), r.uniform(0, 0.7)]),
+        # With a killed source goes what is under way, or does not.
+        "under_way_lost": r.random() < 0.5,
     }
 
 
 def told(c):
     """The plan in a line."""
-    words = [c["backend"], c["pattern"], f"{c['mem']} MiB", f"{c['cpus']} vCPUs", f"exits {c['exits']}",
+    words = [c["backend"], c["pattern"], f"{c['mem_mib']} MiB", f"{c['cpus']} vCPUs", f"exits {c['exits']}",
              "preempt" if c["preempt"] else "one channel"]
     words += [f"snapshot cancelled after {s:.2f} s" for s in c["snapshot_cancelled_s"]]
     words += ["DIMM unplugged"] * c["dimm"]
-    words += [f"{trouble} after {s:.2f} s, recovery" for trouble, s in c["troubles"]]
+    words += [f"{t['action']} after {t['after_s']:.2f} s, recovery" for t in c["troubles"]]
     if c["phase"]:
-        part = f" at {c['part']:.2f}" if c["phase"] in ("switch", "eof") else ""
-        words.append(f"{c['action']} in phase {c['phase']}{part} after {c['delay_s']:.2f} s")
+        part = f" at {c['part_ratio']:.2f}" if c["phase"] in ("switch", "eof") else ""
+        lost = " and what is under way" if c["action"] == "kill-source" and c["under_way_lost"] else ""
+        words.append(f"{c['action']}{lost} in phase {c['phase']}{part} after {c['delay_s']:.2f} s")
     return ", ".join(words)
 
 
@@ -147,14 +151,14 @@ def migrate(lab, c, note=lambda text: None):
             for side in sides if c["dimm"]}
     with Pair(lab, exits=c["exits"], backend=(HUGE | SMALL)[c["backend"]], cpus=c["cpus"],
               capabilities=("postcopy-preempt",) if c["preempt"] else (),
-              memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem"],
-              zero=c["zero"], seed=c["seed"] & 0xffff, **more) as pair:
+              memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"],
+              zero=c["zero_percent"], seed=c["seed"] & 0xffff, **more) as pair:
         try:
             faults = Faults(pair, note)
             cancel_snapshots(pair, c["snapshot_cancelled_s"], note)
             uri = pair.listen()
             if c["phase"] in HELD:
-                wire = PhaseWire(lab.host_port(int(uri.rsplit(":", 1)[1])), c["phase"], c["part"])
+                wire = PhaseWire(lab.host_port(int(uri.rsplit(":", 1)[1])), c["phase"], c["part_ratio"])
                 pair.wires.append(wire)
             else:
                 wire = pair.wire(uri)
@@ -169,7 +173,8 @@ def migrate(lab, c, note=lambda text: None):
 
             if c["dimm"]:
                 refused(pair.source, note)
-            ended = faults.carry_through(wire, c["troubles"], c["phase"], c["action"], c["delay_s"], meanwhile)
+            ended = faults.carry_through(wire, c["troubles"], c["phase"], c["action"], c["delay_s"],
+                                          c["under_way_lost"], meanwhile)
             if c["dimm"] and ended in WHOLE:
                 unplug(pair, asked, note)
             return ended, pair.faults() if ended in WHOLE else None, faults.recoveries, faults.said
@@ -185,38 +190,47 @@ class Soak:
         self.todo = iter(range(options.seed, options.seed + options.number))
         self.number = options.number
         self.done = []
-        self.failed = None
+        self.failures = []
+        self.keep_going = options.keep_going
         self.started = time.monotonic()
         self.lock = threading.Lock()    # of all above
 
     def take(self):
         with self.lock:
-            return None if self.failed else next(self.todo, None)
+            return None if self.failures and not self.keep_going else next(self.todo, None)
 
     def work(self, name):
+        """A first-level machine in which something has failed is not used again."""
         try:
-            with Lab(name=name, memory_mb=3072, hugepages=HUGEPAGES) as lab:
-                while (seed := self.take()) is not None:
-                    c = chosen(seed)
-                    begun = time.monotonic()
-                    notes = []
-                    self.say(f"seed {seed}: {told(c)}")
-                    try:
-                        ended, faults, recoveries, said = migrate(lab, c, notes.append)
-                        lab.check_kernel()
-                    except BaseException:
-                        self.fail(f"seed {seed}: {told(c)}\nso far: {'; '.join(notes)}\n{traceback.format_exc()}\n"
-                                  f"repeat with: make soak SOAK=1 SEED={seed}")
+            while True:
+                with Lab(name=name, memory_mb=3072, hugepages=HUGEPAGES) as lab:
+                    while (seed := self.take()) is not None and self.one(lab, seed):
+                        pass
+                    if seed is None:
                         return
-                    self.tell(c | {"ended": ended.name, "said": said, "notes": notes,
-                                   "recoveries_count": recoveries, "faults_count": faults or {},
-                                   "duration_s": round(time.monotonic() - begun, 1)})
         except BaseException:
             self.fail(traceback.format_exc())
 
+    def one(self, lab, seed):
+        """Whether it ended as it may."""
+        c, notes, begun = chosen(seed), [], time.monotonic()
+        self.say(f"seed {seed}: {told(c)}")
+        try:
+            ended, faults, recoveries, said = migrate(lab, c, notes.append)
+            lab.check_kernel()
+        except BaseException:
+            self.fail(f"seed {seed}: {told(c)}\nso far: {'; '.join(notes)}\n{traceback.format_exc()}\n"
+                      f"repeat with: make soak SOAK=1 SEED={seed}")
+            return False
+        self.tell(c | {"ended": ended.name, "said": said, "notes": notes,
+                       "recoveries_count": recoveries, "faults_count": faults or {},
+                       "duration_s": round(time.monotonic() - begun, 1)})
+        return True
+
     def fail(self, text):
         with self.lock:
-            self.failed = self.failed or text
+            self.failures.append(text)
+            self.say(f"FAILED: {text}")
 
     def say(self, text):
         print(f"[{time.monotonic() - self.started:6.1f} s] {text}", flush=True)
@@ -258,7 +272,7 @@ class Soak:
             "snapshots_cancelled_count": sum(n == "snapshot cancelled" for r in self.done for n in r["notes"]),
             "snapshots_completed_count": sum(n == "snapshot completed" for r in self.done for n in r["notes"]),
             "faults_count": totals,
-            "failed": self.failed,
+            "failures": self.failures,
             "migrations": sorted(self.done, key=lambda result: result["seed"]),
         }
 
@@ -267,16 +281,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=200, help="of migrations (200)")
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow (1)")
+    parser.add_argument("--keep-going", action="store_true", help="go on with the next one after a failure")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     soak = Soak(parser.parse_args())
     soak.run()
     summary = soak.summary()
     REPORT.parent.mkdir(parents=True, exist_ok=True)
     REPORT.write_text(json.dumps(summary, indent=2) + "\n")
-    print(json.dumps({k: v for k, v in summary.items() if k not in ("migrations", "failed")}, indent=2))
+    print(json.dumps({k: v for k, v in summary.items() if k not in ("migrations", "failures")}, indent=2))
     print(f"wrote {REPORT.relative_to(ROOT)}")
-    if soak.failed:
-        sys.exit(f"soak: FAILED: {soak.failed}")
+    if soak.failures:
+        sys.exit("\n\n".join(f"soak: FAILED: {text}" for text in soak.failures))
     lost = sum(Ended[r["ended"]] not in WHOLE for r in soak.done)
     print(f"soak: {len(soak.done)} migrations, {summary['recoveries_count']} recoveries, "
           f"memory intact but for {lost} guests that are whole nowhere, of which a side said so")
