@@ -173,8 +173,9 @@ def migrate(lab, c, note=lambda text: None):
 
             if c["dimm"]:
                 refused(pair.source, note)
-            ended = faults.carry_through(wire, c["troubles"], c["phase"], c["action"], c["delay_s"],
-                                          c["under_way_lost"], meanwhile)
+            ended = faults.carry_through(
+                wire, [(t["action"], t["after_s"]) for t in c["troubles"]], c["phase"], c["action"],
+                c["delay_s"], c["under_way_lost"], meanwhile)
             if c["dimm"] and ended in WHOLE:
                 unplug(pair, asked, note)
             return ended, pair.faults() if ended in WHOLE else None, faults.recoveries, faults.said
