@@ -102,7 +102,7 @@ bench-counter: aarch64 ## what it costs an arm64 guest to read its counters, in 
 
 SOAK ?= 200
 SEED ?= 1
-soak: guest kernel ## SOAK=200 random migrations in the lab, from SEED=1 on, with recoveries
+soak: guest kernel ## SOAK=200 random migrations in the lab, from SEED=1 on, killed, cut, paused and recovered at each phase
 	@build/venv/bin/python tests/postcopy/soak.py --number $(SOAK) --seed $(SEED)
 
 lab-shell: guest kernel ## a shell in the lab's first-level machine

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 LAB = Path(__file__).resolve().parent
@@ -59,7 +60,7 @@ def compiled(source, arch="x86_64"):
     out = BUILD / "lab" / below("bin", arch) / source.stem
     if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
         out.parent.mkdir(parents=True, exist_ok=True)
-        tmp = out.with_suffix(f".{os.getpid()}")
+        tmp = out.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         _tool(f"{CROSS[arch]}gcc", "-O2", "-Wall", "-Wextra", "-static", "-pthread", "-o", tmp, source)
         tmp.rename(out)
     return out

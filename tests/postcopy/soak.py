@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Many post-copy migrations in the lab, each with a random guest, load, backend and trouble.
 
-The guest checks all of its memory after each. Writes build/reports/soak.json. A failure ends
-the run, and tells the seed that repeats it.
+Source or destination are killed, connections cut and paused, at each phase (faults.py); background
+snapshots are cancelled before, and memory is unplugged. The guest checks all of its memory after
+each, where it is whole; where it is not, the QEMU that is left must say so. Prints seed and plan of
+each migration, and writes build/reports/soak.json. What hangs, or ends otherwise, ends the run, with
+the seed that repeats it and what to look at.
 """
 import argparse
-import contextlib
 import json
 import random
 import signal
@@ -18,11 +20,13 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "tests" / part) for part in ("lab", "guest", "postcopy")]
+sys.path += [str(ROOT / "tests" / part) for part in ("lab", "guest", "postcopy", "snapshot")]
 
+from faults import ACTIONS, HELD, PHASES, Ended, Faults, PhaseWire, diagnosis     # noqa: E402
 from lab import Lab                                     # noqa: E402
-from pair import MIB, Pair                              # noqa: E402
+from pair import MIB, Pair, until                       # noqa: E402
 from qemu.qmp import ExecuteError                       # noqa: E402
+from qtest import Qtest                                 # noqa: E402
 
 REPORT = ROOT / "build" / "reports" / "soak.json"
 HUGEPAGES = 256
@@ -31,10 +35,21 @@ HUGE = {"hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
         "hugetlb-private": "memory-backend-file,mem-path=/dev/hugepages,share=off"}
 
 
+DIMM_MB = 16
+DIMM = ("-object", f"memory-backend-ram,id=dimm-ram,size={DIMM_MB}M", "-device", "pc-dimm,id=dimm,memdev=dimm-ram")
+ACPI_MEMORY = 0xa00     # of the pc machine: selector, and at 0x14 a byte whose bit 3 ejects
+EJECT = 1 << 3
+SNAPSHOT = "/tmp/snapshot"
+WHOLE = (Ended.DESTINATION, Ended.SOURCE)
+
+
 def chosen(seed):
     """What to do, from the seed alone."""
     r = random.Random(seed)
     huge = r.random() < 0.3
+    phase = r.choice([None, None, *PHASES, *PHASES])
+    troubles = [{"action": r.choice(["pause", "cut"]), "after_s": r.uniform(0, 0.7)}
+                for _ in range(r.choice([0, 1, 1, 2]))]
     return {
         "seed": seed,
         "backend": r.choice(list(HUGE if huge else SMALL)),
@@ -42,41 +57,131 @@ def chosen(seed):
         "preempt": r.random() < 0.5,
         "cpus": r.randint(1, 4),
         "pattern": r.choice(["disjoint", "shared"] + (["samehuge"] if huge else ["zerowrite"])),
-        "mem": 48 if huge else r.randrange(4, 21, 2),
-        "zero": r.choice([0, 12, 50, 90]),
+        "mem_mib": 48 if huge else r.randrange(4, 21, 2),
+        "zero_percent": r.choice([0, 12, 50, 90]),
         "bandwidth_bytes_per_s": r.choice([8, 64] if huge else [1, 4, 64]) * MIB,
-        "troubles": [(r.choice(["pause", "break"]), r.uniform(0, 0.7)) for _ in range(r.choice([0, 1, 1, 2]))],
+        # Seconds until migrate_cancel
+        "snapshot_cancelled_s": [r.uniform(0, 0.6) for _ in range(r.choice([0, 0, 0, 1, 2]))],
+        "dimm": r.random() < 0.25,
+        # Of which the connection recovers, before the fault
+        "troubles": troubles if phase in (None, "postcopy") else [],
+        "phase": phase,
+        "action": phase and r.choice(ACTIONS[phase]),
+        # Where in the phase
+        "part_ratio": r.random(),
+        "delay_s": r.choice([0, r.uniform(0, 0.05), r.uniform(0, 0.7)]),
+        # With a killed source goes what is under way, or does not.
+        "under_way_lost": r.random() < 0.5,
     }
 
 
-def migrate(lab, c):
+def told(c):
+    """The plan in a line."""
+    words = [c["backend"], c["pattern"], f"{c['mem_mib']} MiB", f"{c['cpus']} vCPUs", f"exits {c['exits']}",
+             "preempt" if c["preempt"] else "one channel"]
+    words += [f"snapshot cancelled after {s:.2f} s" for s in c["snapshot_cancelled_s"]]
+    words += ["DIMM unplugged"] * c["dimm"]
+    words += [f"{t['action']} after {t['after_s']:.2f} s, recovery" for t in c["troubles"]]
+    if c["phase"]:
+        part = f" at {c['part_ratio']:.2f}" if c["phase"] in ("switch", "eof") else ""
+        lost = " and what is under way" if c["action"] == "kill-source" and c["under_way_lost"] else ""
+        words.append(f"{c['action']}{lost} in phase {c['phase']}{part} after {c['delay_s']:.2f} s")
+    return ", ".join(words)
+
+
+def set_capabilities(side, value, *names):
+    side.cmd("migrate-set-capabilities", capabilities=[{"capability": c, "state": value} for c in names])
+
+
+def cancel_snapshots(pair, delays_s, note):
+    """Each ends cancelled or completed, and leaves the source as it was."""
+    source = pair.source
+    if not delays_s:
+        return
+    source.wait_event("ready")
+    set_capabilities(source, False, *pair.capabilities)
+    set_capabilities(source, True, "background-snapshot")
+    for delay_s in delays_s:
+        source.cmd("migrate", uri=f"file:{SNAPSHOT}")
+        time.sleep(delay_s)
+        before = source.status()
+        source.cmd("migrate_cancel")
+        status = until(lambda: (now := source.status()) in ("completed", "cancelled", "failed") and now,
+                       "the snapshot's end")
+        assert status == "completed" if before == "completed" else status != "failed", (before, status)
+        assert source.cmd("query-status")["running"], f"the guest is stopped by a snapshot that was {status}"
+        note(f"snapshot {status}")
+    set_capabilities(source, False, "background-snapshot")
+    set_capabilities(source, True, *pair.capabilities)
+    pair.lab.run(f"rm -f {SNAPSHOT}")
+
+
+def refused(side, note):
+    """Memory that the migration has to do with cannot be unplugged, and the error says so."""
+    try:
+        side.cmd("device_del", id="dimm")
+    except ExecuteError as e:
+        note(f"DIMM of the {side.name}: {e}")
+        return True
+    # The migration has ended before.
+    assert side.status() in ("completed", "none"), f"a DIMM is unplugged while the {side.name} is {side.status()}"
+    return False
+
+
+def unplug(pair, asked, note):
+    """After the end; the guest ejects the DIMM, by the test's hands."""
+    side = pair.destination
+    if not asked:
+        side.cmd("device_del", id="dimm")
+    with Qtest(pair.lab, side.name) as qtest:
+        qtest.cmd("outl", ACPI_MEMORY, 0)
+        qtest.cmd("outb", ACPI_MEMORY + 0x14, EJECT)
+    until(lambda: not side.cmd("query-memory-devices"), "the DIMM is unplugged")
+    side.cmd("object-del", id="dimm-ram")
+    side.check()
+    note("DIMM unplugged")
+
+
+def migrate(lab, c, note=lambda text: None):
+    """As c says; returns (Ended, faults, recoveries, what the survivor said)."""
     huge = c["backend"] in HUGE
+    memory_mb = 64 if huge else 32
+    sides = ("source", "destination")
+    more = {f"{side}_options": ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(side)]
+            for side in sides if c["dimm"]}
     with Pair(lab, exits=c["exits"], backend=(HUGE | SMALL)[c["backend"]], cpus=c["cpus"],
               capabilities=("postcopy-preempt",) if c["preempt"] else (),
-              memory_mb=64 if huge else 32, pattern=c["pattern"], mem=c["mem"],
-              zero=c["zero"], seed=c["seed"] & 0xffff) as pair:
-        wire = pair.wire(pair.listen())
-        pair.postcopy(wire.uri, bandwidth=c["bandwidth_bytes_per_s"])
-        recoveries = 0
-        for trouble, after_s in c["troubles"]:
-            pair.destination.wait_event("timing")
-            time.sleep(after_s)
-            if pair.source.status() != "postcopy-active" or pair.destination.status() != "postcopy-active":
-                break
-            if trouble == "pause":
-                with contextlib.suppress(ExecuteError):     # it has completed since
-                    pair.source.cmd("migrate-pause")
-            wire.cut()
-            if pair.settled() == "completed":
-                # Of which the source may not have heard.
-                pair.check_memory()
-                return pair.faults(), recoveries
-            wire = pair.wire(pair.listen("migrate-recover"))
-            pair.source.cmd("migrate", uri=wire.uri, resume=True)
-            pair.wait_recovered()
-            recoveries += 1
-        pair.finish()
-        return pair.faults(), recoveries
+              memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"],
+              zero=c["zero_percent"], seed=c["seed"] & 0xffff, **more) as pair:
+        try:
+            faults = Faults(pair, note)
+            cancel_snapshots(pair, c["snapshot_cancelled_s"], note)
+            uri = pair.listen()
+            if c["phase"] in HELD:
+                wire = PhaseWire(lab.host_port(int(uri.rsplit(":", 1)[1])), c["phase"], c["part_ratio"])
+                pair.wires.append(wire)
+            else:
+                wire = pair.wire(uri)
+            pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=c["bandwidth_bytes_per_s"])
+            pair.start(wire.uri)
+            asked = False
+
+            def meanwhile():
+                nonlocal asked
+                if c["dimm"]:
+                    asked = not refused(pair.destination, note)
+
+            if c["dimm"]:
+                refused(pair.source, note)
+            ended = faults.carry_through(
+                wire, [(t["action"], t["after_s"]) for t in c["troubles"]], c["phase"], c["action"],
+                c["delay_s"], c["under_way_lost"], meanwhile)
+            if c["dimm"] and ended in WHOLE:
+                unplug(pair, asked, note)
+            return ended, pair.faults() if ended in WHOLE else None, faults.recoveries, faults.said
+        except BaseException as e:
+            e.add_note(diagnosis(pair))
+            raise
 
 
 class Soak:
@@ -86,42 +191,56 @@ class Soak:
         self.todo = iter(range(options.seed, options.seed + options.number))
         self.number = options.number
         self.done = []
-        self.failed = None
+        self.failures = []
+        self.keep_going = options.keep_going
         self.started = time.monotonic()
         self.lock = threading.Lock()    # of all above
 
     def take(self):
         with self.lock:
-            return None if self.failed else next(self.todo, None)
+            return None if self.failures and not self.keep_going else next(self.todo, None)
 
     def work(self, name):
+        """A first-level machine in which something has failed is not used again."""
         try:
-            with Lab(name=name, memory_mb=3072, hugepages=HUGEPAGES) as lab:
-                while (seed := self.take()) is not None:
-                    c = chosen(seed)
-                    begun = time.monotonic()
-                    try:
-                        faults, recoveries = migrate(lab, c)
-                        lab.check_kernel()
-                    except BaseException:
-                        self.fail(f"{c}\n{traceback.format_exc()}\nrepeat with: make soak SOAK=1 SEED={seed}")
+            while True:
+                with Lab(name=name, memory_mb=3072, hugepages=HUGEPAGES) as lab:
+                    while (seed := self.take()) is not None and self.one(lab, seed):
+                        pass
+                    if seed is None:
                         return
-                    self.tell(c | {"recoveries_count": recoveries, "faults_count": faults,
-                                   "duration_s": round(time.monotonic() - begun, 1)})
         except BaseException:
             self.fail(traceback.format_exc())
 
+    def one(self, lab, seed):
+        """Whether it ended as it may."""
+        c, notes, begun = chosen(seed), [], time.monotonic()
+        self.say(f"seed {seed}: {told(c)}")
+        try:
+            ended, faults, recoveries, said = migrate(lab, c, notes.append)
+            lab.check_kernel()
+        except BaseException:
+            self.fail(f"seed {seed}: {told(c)}\nso far: {'; '.join(notes)}\n{traceback.format_exc()}\n"
+                      f"repeat with: make soak SOAK=1 SEED={seed}")
+            return False
+        self.tell(c | {"ended": ended.name, "said": said, "notes": notes,
+                       "recoveries_count": recoveries, "faults_count": faults or {},
+                       "duration_s": round(time.monotonic() - begun, 1)})
+        return True
+
     def fail(self, text):
         with self.lock:
-            self.failed = self.failed or text
+            self.failures.append(text)
+            self.say(f"FAILED: {text}")
+
+    def say(self, text):
+        print(f"[{time.monotonic() - self.started:6.1f} s] {text}", flush=True)
 
     def tell(self, result):
         with self.lock:
             self.done.append(result)
-            print(f"[{time.monotonic() - self.started:6.1f} s] {len(self.done)}/{self.number} seed {result['seed']}: "
-                  f"{result['backend']}, {result['pattern']}, {result['cpus']} vCPUs, exits {result['exits']}, "
-                  f"{'preempt' if result['preempt'] else 'one channel'}, {result['recoveries_count']} recoveries: intact",
-                  flush=True)
+            self.say(f"{len(self.done)}/{self.number} seed {result['seed']}: {'; '.join(result['notes'])}: "
+                     f"{Ended[result['ended']].value}{' (' + result['said'] + ')' if result['said'] else ''}")
 
     def run(self):
         threads = [threading.Thread(target=self.work, args=(f"soak{i}",)) for i in range(2)]
@@ -147,9 +266,14 @@ class Soak:
             "recoveries_count": sum(result["recoveries_count"] for result in self.done),
             "duration_s": round(time.monotonic() - self.started, 1),
             "by_choice_count": {key: dict(Counter(str(result[key]) for result in self.done))
-                                for key in ("backend", "exits", "preempt", "pattern", "cpus")},
+                                for key in ("backend", "exits", "preempt", "pattern", "cpus", "dimm", "phase",
+                                            "action", "ended")},
+            "by_fault_count": dict(Counter(f"{r['action']} in phase {r['phase']}: {r['ended']}"
+                                           for r in self.done if r["phase"])),
+            "snapshots_cancelled_count": sum(n == "snapshot cancelled" for r in self.done for n in r["notes"]),
+            "snapshots_completed_count": sum(n == "snapshot completed" for r in self.done for n in r["notes"]),
             "faults_count": totals,
-            "failed": self.failed,
+            "failures": self.failures,
             "migrations": sorted(self.done, key=lambda result: result["seed"]),
         }
 
@@ -158,17 +282,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=200, help="of migrations (200)")
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow (1)")
+    parser.add_argument("--keep-going", action="store_true", help="go on with the next one after a failure")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     soak = Soak(parser.parse_args())
     soak.run()
     summary = soak.summary()
     REPORT.parent.mkdir(parents=True, exist_ok=True)
     REPORT.write_text(json.dumps(summary, indent=2) + "\n")
-    print(json.dumps({k: v for k, v in summary.items() if k not in ("migrations", "failed")}, indent=2))
+    print(json.dumps({k: v for k, v in summary.items() if k not in ("migrations", "failures")}, indent=2))
     print(f"wrote {REPORT.relative_to(ROOT)}")
-    if soak.failed:
-        sys.exit(f"soak: FAILED: {soak.failed}")
-    print(f"soak: {len(soak.done)} migrations, {summary['recoveries_count']} recoveries, memory intact each time")
+    if soak.failures:
+        sys.exit("\n\n".join(f"soak: FAILED: {text}" for text in soak.failures))
+    lost = sum(Ended[r["ended"]] not in WHOLE for r in soak.done)
+    print(f"soak: {len(soak.done)} migrations, {summary['recoveries_count']} recoveries, "
+          f"memory intact but for {lost} guests that are whole nowhere, of which a side said so")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Some of the migrations of make soak, and what it takes for a failure."""
+import pytest
+
+import faults
+from faults import Faults, Hang
+from pair import Pair
+from soak import chosen, migrate, told
+
+# One of each phase, with all actions and all that may come before.
+SEEDS = (4, 8, 11, 14, 17, 20, 25, 26)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_soak(lab, seed):
+    c = chosen(seed)
+    print(f"seed {seed}: {told(c)}")
+    ended, *_ = migrate(lab, c, print)
+    print(ended.value)
+
+
+@pytest.mark.slow
+def test_a_hang_is_found(lab, monkeypatch):
+    """The source stands still, and no status says so."""
+    monkeypatch.setattr(faults, "HANG_S", 5)
+    with Pair(lab, mem=8) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("timing")
+        pair.source.signal("STOP")
+        pair.source.qmp.settimeout(5)
+        with pytest.raises(Hang):
+            Faults(pair).settled()
+        text = faults.diagnosis(pair)
+        assert "QMP does not answer" in text and '"status": "postcopy-active"' in text, text
