@@ -50,6 +50,7 @@ def test_plugged_cpus(lab):
     with Pair(lab, exits="on", capabilities=CAPABILITIES, cpus="1,sockets=4,maxcpus=4", mem=16,
               source_options=words, destination_options=words) as pair:
         pair.postcopy()
+        pair.destination.wait_status("completed")
         pair.finish()
         assert pair.source.report().first("boot")["cpus"] == 4
         _, vcpus = blocktime(pair)
