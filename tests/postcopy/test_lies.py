@@ -74,7 +74,8 @@ def test_never(lab, exits, backend):
         pair.recover()
 
 
-@cases
+@pytest.mark.parametrize("exits, backend", [
+    ("on", "anonymous"), pytest.param("off", "memfd", marks=pytest.mark.slow)])
 def test_end_of_urgent_pages(lab, exits, backend):
     """Said too early. After recovery, pages that are asked for come as before."""
     with lied_to(lab, End(), exits, backend) as pair:
@@ -87,14 +88,15 @@ def test_end_of_urgent_pages(lab, exits, backend):
         assert pair.faults()["requests"] > before + 2 * background
 
 
-@pytest.mark.parametrize("backend", ["memory-backend-memfd", pytest.param(
-    "memory-backend-file,mem-path=/dev/hugepages,share=off", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+                                     "memory-backend-file,mem-path=/dev/hugepages,share=off"])
 def test_same_part_of_a_huge_page(lab, backend):
     """As often as the page has parts: it is not the page."""
     lie = SamePart(0)
-    backend += ",hugetlb=on,hugetlbsize=2M" if "memfd" in backend else ""
     with Pair(lab, exits="on", backend=backend, pattern="samehuge", memory_mb=64, mem=48) as pair:
         pair.postcopy(pair.wire(pair.listen(), lie=lie).uri, bandwidth=64 << 10)
+        until(lambda: lie.page, "a page that begins with its first part")
         pair.wait_paused()
         assert f"offset 0x{lie.page.address:x}" in pair.destination.job.output
         pair.recover()
@@ -108,7 +110,8 @@ def cpu_seconds(side):
     return sum(map(int, ticks.split())) / 100
 
 
-@pytest.mark.parametrize("end", ["reset", pytest.param("quit", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["reset", "quit"])
 def test_no_urgent_channel(lab, end):
     """It does not come. The destination waits without using a processor, and ends when it should."""
     with Pair(lab, mem=16) as pair:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A guest with a guest of its own."""
+import pytest
+
 import guest
 from pair import Pair
 
 
+@pytest.mark.slow
 def test_mapped_at_once_after_a_nested_fault(lab):
     """KVM maps no pages beforehand for a vCPU that runs a nested guest. For all others it goes on."""
     with Pair(lab, exits="on", cpus=2, memory_mb=48, payload=guest.payload("nested"), mem=16) as pair:

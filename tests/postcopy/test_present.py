@@ -51,6 +51,7 @@ def all_has_come(lab, **options):
         pair.finish()
 
 
+@pytest.mark.slow
 def test_swapped_out_again_and_again(lab, swap):
     """The host reclaims the page that the guest executes, while post-copy goes on without other faults."""
     with all_has_come(lab) as pair:
@@ -66,6 +67,7 @@ def test_swapped_out_again_and_again(lab, swap):
         assert pair.faults()["populated"] - before > 0.8 * TIMES
 
 
+@pytest.mark.slow
 def test_merged(lab, ksm):
     """All pages of the device are one, mapped read-only, until the guest writes to them."""
     pages = FAR_MB << 8

@@ -72,7 +72,6 @@ static void set_up_nested(void)
 {
     uint8_t gdt[10], idt[10];
     uint64_t cr0, cr3, cr4;
-    extern const char nested_code[];
 
     asm volatile("mov %%cr0, %0; mov %%cr3, %1; mov %%cr4, %2"
                  : "=r"(cr0), "=r"(cr3), "=r"(cr4));
@@ -106,20 +105,20 @@ static void set_up_nested(void)
     put64(0x560, 0x400);                /* DR7 */
     put64(0x568, 0xffff0ff0);           /* DR6 */
     put64(0x570, 2);                    /* RFLAGS */
-    put64(0x578, (uintptr_t)nested_code);
     put64(0x5d8, (uintptr_t)nested_stack + sizeof(nested_stack));
     put64(0x668, 0x0007040600070406);   /* PAT */
 }
 
 /* What the nested guest executes: adds one to the word at RDI. */
-asm(".globl nested_code\n"
-    "nested_code: lock incq (%rdi)\n"
+extern const char nested_code[];
+asm("nested_code: lock incq (%rdi)\n"
     "vmmcall\n");
 
 static void nested_increment(volatile uint64_t *word)
 {
     uint64_t exit;
 
+    put64(0x578, (uintptr_t)nested_code);   /* RIP */
     asm volatile("push %%rbp; clgi; vmload %%rax; vmrun %%rax; vmsave %%rax; "
                  "stgi; pop %%rbp"
                  : : "a"(vmcb), "D"(word)
@@ -163,6 +162,9 @@ _Noreturn void cpu_main(uint32_t cpu)
     barrier();
     if (cpu == 0) {
         nested_increment(page(0) + 2);
+        if (page(0)[2] != 1) {
+            die("the nested guest has not written");
+        }
         print("{\"event\": \"timing\"}\n");
     }
     barrier();
