@@ -74,8 +74,7 @@ def test_never(lab, exits, backend):
         pair.recover()
 
 
-@pytest.mark.parametrize("exits, backend", [
-    ("on", "anonymous"), pytest.param("off", "memfd", marks=pytest.mark.slow)])
+@cases
 def test_end_of_urgent_pages(lab, exits, backend):
     """Said too early. After recovery, pages that are asked for come as before."""
     with lied_to(lab, End(), exits, backend) as pair:
@@ -110,8 +109,7 @@ def cpu_seconds(side):
     return sum(map(int, ticks.split())) / 100
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("end", ["reset", "quit"])
+@pytest.mark.parametrize("end", ["reset", pytest.param("quit", marks=pytest.mark.slow)])
 def test_no_urgent_channel(lab, end):
     """It does not come. The destination waits without using a processor, and ends when it should."""
     with Pair(lab, mem=16) as pair:

@@ -4,6 +4,7 @@ import contextlib
 import re
 
 import pytest
+from qemu.qmp import ExecuteError
 
 import guest
 from pair import Pair, until
@@ -77,3 +78,23 @@ def test_merged(lab, ksm):
         before = pair.faults()["populated"]
         lab.run(f"echo 0 >{KSM}/run", check=True)
     assert pair.faults_at_the_end["populated"] - before > 0.9 * pages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exits", ["auto", "on"])
+def test_kernel_cannot_populate(lab, exits):
+    """MADV_POPULATE_WRITE is of Linux 5.14. Without it, a page that is there but mapped read-only would
+    end the guest."""
+    switch = "/sys/module/madvise/parameters/populate"
+    lab.run(f"echo N >{switch}", check=True)
+    try:
+        with Pair(lab, exits=exits, mem=8, pattern="zerowrite", zero=60) as pair:
+            if exits == "on":
+                with pytest.raises(ExecuteError, match="MADV_POPULATE_WRITE"):
+                    pair.listen()
+                return
+            pair.postcopy()
+            pair.finish()
+            assert pair.faults()["exits"] == 0
+    finally:
+        lab.run(f"echo Y >{switch}", check=True)

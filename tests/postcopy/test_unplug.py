@@ -55,8 +55,7 @@ def test_unplug(lab, exits):
         assert destination.status() == "postcopy-active"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("exits", ["on", "off"])
+@pytest.mark.parametrize("exits", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_no_memory_for_a_discarded_page(lab, exits):
     """The guest touches memory that virtio-mem has not plugged, of which the source sends nothing."""
     with far_pair(lab, VIRTIO_MEM, exits=exits, source=INJECT, destination=INJECT, zero=100) as pair:
