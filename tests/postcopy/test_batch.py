@@ -2,9 +2,12 @@
 """Faults that the fault thread reads at once."""
 import time
 
+import pytest
+
 from pair import INJECT, Pair, until
 
 
+@pytest.mark.slow
 def test_error_within_a_batch(lab):
     """One of four cannot be served; the others are."""
     with Pair(lab, exits="off", source=INJECT, destination=INJECT, mem=16) as pair:

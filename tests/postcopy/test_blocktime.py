@@ -16,11 +16,8 @@ def blocktime(pair):
     return info["postcopy-blocktime"], info["postcopy-vcpu-blocktime"]
 
 
-@pytest.mark.parametrize("exits, kick", [
-    ("on", False),
-    pytest.param("on", True, marks=pytest.mark.slow),
-    pytest.param("off", False, marks=pytest.mark.slow),
-])
+@pytest.mark.slow
+@pytest.mark.parametrize("exits, kick", [("on", False), ("on", True), ("off", False)])
 def test_all_wait(lab, exits, kick):
     """For a source that has been stopped; kick: while they wait, the vCPUs do what they are asked to do."""
     with Pair(lab, exits=exits, capabilities=CAPABILITIES, mem=16) as pair:
@@ -43,6 +40,7 @@ def test_all_wait(lab, exits, kick):
         assert 900 * WAIT_S < total <= min(vcpus)
 
 
+@pytest.mark.slow
 def test_plugged_cpus(lab):
     """Three of four vCPUs are not in -smp's count."""
     words = [w for i in (1, 2, 3)
@@ -50,6 +48,7 @@ def test_plugged_cpus(lab):
     with Pair(lab, exits="on", capabilities=CAPABILITIES, cpus="1,sockets=4,maxcpus=4", mem=16,
               source_options=words, destination_options=words) as pair:
         pair.postcopy()
+        pair.destination.wait_status("completed")
         pair.finish()
         assert pair.source.report().first("boot")["cpus"] == 4
         _, vcpus = blocktime(pair)

@@ -25,7 +25,7 @@ def main_thread_waits(side):
 
 @pytest.mark.parametrize("end, channels, destination", [
     ("killed", "one-channel", FORK),
-    ("reset", "preempt", FORK),
+    pytest.param("reset", "preempt", FORK, marks=pytest.mark.slow),
     pytest.param("reset", "one-channel", FORK, marks=pytest.mark.slow),
     pytest.param("killed", "preempt", FORK, marks=pytest.mark.slow),
     # What is expected.

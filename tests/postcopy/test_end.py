@@ -20,7 +20,7 @@ def reset(_, wire):
 
 @pytest.mark.parametrize("trouble, exits, channels", [
     (reset, "on", "preempt"),
-    (None, "on", "one-channel"),
+    pytest.param(None, "on", "one-channel", marks=pytest.mark.slow),
     pytest.param(pause_destination, "on", "preempt", marks=pytest.mark.slow),
     pytest.param(pause_destination, "off", "preempt", marks=pytest.mark.slow),
     pytest.param(pause_source, "on", "preempt", marks=pytest.mark.slow),

@@ -7,7 +7,8 @@ from pair import Pair
 KICKS = 20
 
 
-@pytest.mark.parametrize("exits", ["off", pytest.param("on", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("exits", ["off", "on"])
 def test_kicked_while_paused(lab, exits):
     with Pair(lab, exits=exits, mem=16) as pair:
         destination = pair.destination

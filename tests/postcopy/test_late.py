@@ -48,6 +48,7 @@ def test_after_the_end(lab, point, blocktime):
         pair.destination.inject.release(point)
 
 
+@pytest.mark.slow
 def test_while_the_return_path_is_closed(lab):
     """It asks for its page."""
     with held_vcpu(lab, "postcopy-ask", False) as pair:

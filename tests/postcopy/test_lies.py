@@ -90,14 +90,15 @@ def test_end_of_urgent_pages(lab, exits, backend):
         assert pair.faults()["requests"] > before + 2 * background
 
 
-@pytest.mark.parametrize("backend", ["memory-backend-memfd", pytest.param(
-    "memory-backend-file,mem-path=/dev/hugepages,share=off", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+                                     "memory-backend-file,mem-path=/dev/hugepages,share=off"])
 def test_same_part_of_a_huge_page(lab, backend):
     """As often as the page has parts: it is not the page."""
     lie = SamePart(0)
-    backend += ",hugetlb=on,hugetlbsize=2M" if "memfd" in backend else ""
     with Pair(lab, exits="on", backend=backend, pattern="samehuge", memory_mb=64, mem=48) as pair:
         pair.postcopy(pair.wire(pair.listen(), lie=lie).uri, bandwidth=64 << 10)
+        until(lambda: lie.page, "a page that begins with its first part")
         pair.wait_paused()
         assert f"offset 0x{lie.page.address:x}" in pair.destination.job.output
         pair.recover()

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Exits for pages that are there: swapped out."""
+"""Exits for pages that are there: swapped out, or merged by KSM."""
+import contextlib
 import re
 
 import pytest
+from qemu.qmp import ExecuteError
 
 import guest
 from pair import Pair, until
 from wire import MAIN, Endless
 
 TIMES = 150
-DIMM = ("-object", "memory-backend-ram,id=far,size=8M", "-device", "pc-dimm,memdev=far")
+FAR_MB = 8
+DIMM = ("-object", f"memory-backend-ram,id=far,size={FAR_MB}M", "-device", "pc-dimm,memdev=far")
+KSM = "/sys/kernel/mm/ksm"
 
 
 @pytest.fixture
@@ -19,16 +23,40 @@ def swap(lab):
     lab.run("swapoff /dev/ram0", check=True)
 
 
-def test_swapped_out_again_and_again(lab, swap):
-    """The host reclaims the page that the guest executes, while post-copy goes on without other faults."""
-    with Pair(lab, exits="on", cpus=1, memory_mb="32,slots=1,maxmem=1G", payload=guest.payload("far"), mem=8,
-              source_options=DIMM, destination_options=DIMM) as pair:
+@pytest.fixture
+def ksm(lab):
+    lab.run(f"echo 10000 >{KSM}/pages_to_scan; echo 0 >{KSM}/sleep_millisecs", check=True)
+    yield
+    lab.run(f"echo 2 >{KSM}/run", check=True)
+
+
+@contextlib.contextmanager
+def all_has_come(lab, **options):
+    """A pair whose post-copy goes on, because the destination is not told that this is all."""
+    with Pair(lab, exits="on", cpus=1, memory_mb="32,slots=1,maxmem=1G", payload=guest.payload("far"),
+              mem=FAR_MB, source_options=DIMM, destination_options=DIMM, **options) as pair:
         pair.postcopy(pair.wire(pair.listen(), lie=Endless(), lying=MAIN).uri, bandwidth=0)
-        destination = pair.destination
         until(lambda: "migration_completion_postcopy_end_after_complete" in dict(pair.source.trace()),
               "the source has sent all")
-        destination.wait_event("timing")
+        pair.destination.wait_event("timing")
         until(lambda: not pair.faults()["awaited"], "all has come")
+        yield pair
+        # The guest goes on, and so does the migration.
+        pair.destination.hmp("o/b 0x70 0x40")
+        pair.destination.hmp("o/b 0x71 1")
+        pair.destination.wait_event("end")
+        pair.faults_at_the_end = pair.faults()
+        pair.source.cmd("migrate-pause")
+        pair.wait_paused()
+        pair.recover()
+        pair.finish()
+
+
+@pytest.mark.slow
+def test_swapped_out_again_and_again(lab, swap):
+    """The host reclaims the page that the guest executes, while post-copy goes on without other faults."""
+    with all_has_come(lab) as pair:
+        destination = pair.destination
         page = int(re.search(r"RIP=(\w+)", destination.hmp("info registers"))[1], 16) & -4096
         address = re.search(r" is (0x\w+)", destination.hmp(f"gpa2hva {page:#x}"))[1]
         before = pair.faults()["populated"]
@@ -38,11 +66,35 @@ def test_swapped_out_again_and_again(lab, swap):
             print(pair.faults())
             assert destination.cmd("query-status")["status"] == "running", destination.job.output
         assert pair.faults()["populated"] - before > 0.8 * TIMES
-        # The guest goes on, and so does the migration.
-        destination.hmp("o/b 0x70 0x40")
-        destination.hmp("o/b 0x71 1")
-        destination.wait_event("end")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
-        pair.recover()
-        pair.finish()
+
+
+@pytest.mark.slow
+def test_merged(lab, ksm):
+    """All pages of the device are one, mapped read-only, until the guest writes to them."""
+    pages = FAR_MB << 8
+    with all_has_come(lab, seed=1) as pair:
+        lab.run(f"echo 1 >{KSM}/run", check=True)
+        until(lambda: int(lab.run(f"cat {KSM}/pages_sharing").output) > 0.9 * pages, "pages are merged")
+        before = pair.faults()["populated"]
+        lab.run(f"echo 0 >{KSM}/run", check=True)
+    assert pair.faults_at_the_end["populated"] - before > 0.9 * pages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exits", ["auto", "on"])
+def test_kernel_cannot_populate(lab, exits):
+    """MADV_POPULATE_WRITE is of Linux 5.14. Without it, a page that is there but mapped read-only would
+    end the guest."""
+    switch = "/sys/module/madvise/parameters/populate"
+    lab.run(f"echo N >{switch}", check=True)
+    try:
+        with Pair(lab, exits=exits, mem=8, pattern="zerowrite", zero=60) as pair:
+            if exits == "on":
+                with pytest.raises(ExecuteError, match="MADV_POPULATE_WRITE"):
+                    pair.listen()
+                return
+            pair.postcopy()
+            pair.finish()
+            assert pair.faults()["exits"] == 0
+    finally:
+        lab.run(f"echo Y >{switch}", check=True)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * A guest of which memory devices are of interest, above 4 GiB: `mem` MiB.
- * Its processors write there without end, unless zero=100. On the destination
- * they wait until the byte CMOS_GO of the CMOS is not zero, and then touch all
- * pages there once, the last ones first.
+ * Its processors write there without end, unless zero=100; with a seed, the
+ * same to all pages. On the destination they wait until the byte CMOS_GO of
+ * the CMOS is not zero, and then touch all pages there once, the last ones
+ * first.
  */
 #include "touch.h"
 
@@ -34,6 +35,11 @@ static void map_far(void)
     pdpt[FAR >> 30] = (uintptr_t)far_dir | PRESENT;
 }
 
+static uint64_t value_of(uint64_t page)
+{
+    return par.seed ? par.seed : page + 1;
+}
+
 static bool may_go(void)
 {
     outb(0x70, CMOS_GO);
@@ -55,7 +61,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     barrier();
     writes = par.zero_percent < 100;
     for (uint64_t i = cpu; writes && i < far_pages; i += par.cpus) {
-        far(i)[0] = i + 1;
+        far(i)[0] = value_of(i);
     }
     barrier();
     if (cpu == 0) {
@@ -63,7 +69,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     }
     for (uint64_t i = cpu; side() == SIDE_SOURCE; i += par.cpus) {
         if (writes) {
-            far(i % far_pages)[1]++;
+            far(i % far_pages)[0] = value_of(i % far_pages);
         }
     }
     barrier();
@@ -76,7 +82,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     barrier();
     for (uint64_t i = far_pages - 1 - cpu; i < far_pages; i -= par.cpus) {
         far(i)[1]++;
-        if (far(i)[0] != (writes ? i + 1 : 0)) {
+        if (far(i)[0] != (writes ? value_of(i) : 0)) {
             __atomic_add_fetch(&bad_pages, 1, __ATOMIC_SEQ_CST);
         }
     }

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A guest with a guest of its own."""
+import pytest
+
+import guest
+from pair import Pair
+
+
+@pytest.mark.slow
+def test_mapped_at_once_after_a_nested_fault(lab):
+    """KVM maps no pages beforehand for a vCPU that runs a nested guest. For all others it goes on."""
+    with Pair(lab, exits="on", cpus=2, memory_mb=48, payload=guest.payload("nested"), mem=16) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("end")
+        dst = pair.destination
+        taken = int(lab.run(f"cat /sys/kernel/debug/kvm/$(cat {dst.pidfile})-*/pf_taken", check=True).output)
+        exits = pair.faults()["exits"]
+        print(f"{taken} faults in KVM, {exits} exits")
+        assert exits > 2000
+        assert taken < 1.5 * exits
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
