@@ -166,7 +166,7 @@ def test_deadline(lab, policy):
     What KVM has computed when the state was loaded is late with "continuous" by the time from the
     stop to the load, and early with "stopped" by the time from there to the start: both are GAP_S.
     """
-    with held(lab, source=INJECT, policy=policy, deadline=18000) as pair:
+    with held(lab, source=INJECT, destination=INJECT, policy=policy, deadline=18000) as pair:
         pair.source.wait_event("ready")
         pair.source.inject.arm("guest-time-taken")
         pair.source.cmd("migrate", uri=pair.listen())
