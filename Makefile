@@ -45,7 +45,7 @@ kernel:          ## build the lab's Linux, once for all clones
 	@tests/lab/kernel/build $(ARCH) >/dev/null
 
 aarch64:         ## build all that the arm64 lab needs
-	@$(MAKE) -s ARCH=aarch64 stock guest kernel
+	@$(MAKE) -s ARCH=aarch64 stock inject guest kernel
 
 check-quick: build ## under two minutes: style, series, unit tests
 	@$(PYTEST) tests/quick

@@ -2,8 +2,8 @@
  * Guest time: the system counter moves by one instant
  *
  * The source reads its counter and the time of day at once, and the guest's
- * counters.  The destination gives the guest offsets by which both counters
- * have advanced by the same.
+ * counters.  The destination, or the source if the migration has failed, gives
+ * the guest offsets by which both counters have advanced by the same.
  *
  * KVM has one offset per VM for each of the counters, and no way to read it.
  * A VM with kvm-counter-offset=on has the same one for both counters, and sets
@@ -21,6 +21,7 @@
 #include "qapi/qapi-types-migration.h"
 #include "migration/client-options.h"
 #include "migration/global_state.h"
+#include "migration/inject.h"
 #include "migration/vmstate.h"
 #include "system/kvm.h"
 #include "system/runstate.h"
@@ -93,16 +94,12 @@ static uint64_t *find_reg(ARMCPU *cpu, uint64_t reg)
     return NULL;
 }
 
-static void set_reg(CPUState *cs, uint64_t reg, uint64_t value)
-{
-    if (kvm_set_one_reg(cs, reg, &value)) {
-        error_report("KVM does not set the system counter");
-        abort();
-    }
-}
-
 static bool read_offset(CPUState *cs, uint64_t reg, GuestCounterOffset *offset)
 {
+    if (reg == KVM_REG_ARM_PTIMER_CNT &&
+        migration_inject_fail("guest-time-no-physical")) {
+        return false;
+    }
     for (int i = 0; i < READINGS; i++) {
         uint64_t before = host_counter(), guest;
 
@@ -118,13 +115,20 @@ static bool read_offset(CPUState *cs, uint64_t reg, GuestCounterOffset *offset)
 static void set_offset(CPUState *cs, uint64_t reg, uint64_t offset)
 {
     int64_t near = MAX(1, host_hz() / NEAR_PER_S), error, lead = 0;
+    bool physical = reg == KVM_REG_ARM_PTIMER_CNT;
     GuestCounterOffset is;
     int tries = 0;
 
     do {
         uint64_t before = host_counter(), guest = before + lead - offset;
 
-        set_reg(cs, reg, guest);
+        migration_inject_hold("guest-time-set");
+        if ((physical && migration_inject_fail("guest-time-no-physical")) ||
+            kvm_set_one_reg(cs, reg, &guest)) {
+            warn_report("guest-time: KVM does not set the %s counter: it has "
+                        "run on", physical ? "physical" : "virtual");
+            return;
+        }
         is = GUEST_COUNTER_OFFSET_ANY;
         guest_counter_narrow(&is, before, host_counter(), guest);
         if (!read_offset(cs, reg, &is)) {
@@ -142,11 +146,14 @@ static void set_offset(CPUState *cs, uint64_t reg, uint64_t offset)
 }
 
 /* All vCPUs are stopped */
-static int set_one_offset(uint64_t offset)
+static int try_one_offset(uint64_t offset)
 {
     struct kvm_arm_counter_offset arg = { .counter_offset = offset };
     int ret, ms = 0;
 
+    if (migration_inject_fail("guest-time-one-offset")) {
+        return -EBUSY;
+    }
     /* KVM takes it only while no vCPU is in any ioctl */
     while ((ret = kvm_vm_ioctl(kvm_state, KVM_ARM_SET_COUNTER_OFFSET, &arg))
            == -EBUSY && ms++ < BUSY_MS) {
@@ -156,14 +163,17 @@ static int set_one_offset(uint64_t offset)
     return ret;
 }
 
-static void must_set_one_offset(uint64_t offset)
+/*
+ * When the guest is about to run, with an offset that it already has.  It may
+ * be the only one that is left of it, so it runs in any case.
+ */
+static void set_one_offset(uint64_t offset)
 {
-    int ret = set_one_offset(offset);
+    int ret = try_one_offset(offset);
 
     if (ret) {
-        error_report("KVM does not set the system counter's offset: %s",
-                     strerror(-ret));
-        abort();
+        warn_report("guest-time: KVM does not set the system counter's offset: "
+                    "%s: the counters have run on", strerror(-ret));
     }
 }
 
@@ -186,7 +196,7 @@ int kvm_arm_guest_time_init_vcpu(ARMCPU *cpu)
                      "KVM_ARM_SET_COUNTER_OFFSET, which Linux has since 6.4");
         return -ENOTSUP;
     }
-    ret = set_one_offset(host_counter());
+    ret = try_one_offset(host_counter());
     if (ret) {
         error_report("kvm-counter-offset=on: KVM does not set the system "
                      "counter's offset: %s", strerror(-ret));
@@ -212,9 +222,12 @@ static const char *take_instant(CPUState *cs, KVMArmGuestTime *gt,
     GuestCounterOffset physical = GUEST_COUNTER_OFFSET_ANY;
     Instant instant;
 
-    if (!read_offset(cs, KVM_REG_ARM_TIMER_CNT, &virtual) ||
-        !read_offset(cs, KVM_REG_ARM_PTIMER_CNT, &physical)) {
-        return "KVM does not tell the counters";
+    if (!read_offset(cs, KVM_REG_ARM_TIMER_CNT, &virtual)) {
+        return "KVM does not tell the virtual counter";
+    }
+    if (!read_offset(cs, KVM_REG_ARM_PTIMER_CNT, &physical)) {
+        /* KVM from before this register leaves it as the hardware has it */
+        physical = (GuestCounterOffset) { 0 };
     }
     instant = read_instant();
     gt->time = instant.time;
@@ -259,6 +272,7 @@ void kvm_arm_guest_time_stop(ARMCPU *cpu, RunState state)
     }
     trace_kvm_arm_guest_time_stop(gt->virtual, gt->physical, gt->time.realtime,
                                   counter);
+    migration_inject_hold("guest-time-taken");
 }
 
 static void restore(CPUState *cs, KVMArmGuestTime *gt)
@@ -268,12 +282,10 @@ static void restore(CPUState *cs, KVMArmGuestTime *gt)
     uint64_t shift = instant.counter - guest_time_ticks(gap_ns, gt->hz);
 
     if (gt->one_offset) {
-        must_set_one_offset(shift - gt->virtual);
+        set_one_offset(shift - gt->virtual);
     } else {
         set_offset(cs, KVM_REG_ARM_TIMER_CNT, shift - gt->virtual);
-        if (find_reg(ARM_CPU(cs), KVM_REG_ARM_PTIMER_CNT)) {
-            set_offset(cs, KVM_REG_ARM_PTIMER_CNT, shift - gt->physical);
-        }
+        set_offset(cs, KVM_REG_ARM_PTIMER_CNT, shift - gt->physical);
     }
     set_vtime(gt->virtual, false);
     trace_kvm_arm_guest_time_start(gap_ns, instant.time.realtime,
@@ -290,55 +302,64 @@ void kvm_arm_guest_time_start(ARMCPU *cpu)
         return;
     }
     /* With kvm-no-adjvtime=on, nothing is to stand still */
-    if (gt->loaded && (cpu->kvm_adjvtime || !stopped)) {
+    if (gt->valid && (cpu->kvm_adjvtime || !stopped)) {
         restore(CPU(cpu), gt);
     } else if (cpu->kvm_vtime_dirty) {
         uint64_t virtual = cpu->kvm_vtime;
 
         set_vtime(virtual, false);
         if (cpu->kvm_counter_offset) {
-            must_set_one_offset(host_counter() - virtual);
+            set_one_offset(host_counter() - virtual);
         } else {
             cpu->kvm_vtime_dirty = true;    /* the caller's, for all of them */
         }
     }
-    if (gt->incoming && !gt->loaded && !stopped &&
+    if (gt->incoming && !gt->valid && !stopped &&
         runstate_is_live(global_state_get_runstate())) {
         warn_report("guest-time: the source has not told when it stopped the "
-                    "guest: the system counter goes on from where it was on "
-                    "the source");
+                    "guest: the counters are as with guest-time=stopped, but "
+                    "the physical one has run on");
     }
     kvm_arm_guest_time_forget(cpu);
 }
 
-void kvm_arm_guest_time_post_load(ARMCPU *cpu)
+bool kvm_arm_guest_time_post_load(ARMCPU *cpu)
 {
     static const uint64_t counters[] = {
         KVM_REG_ARM_TIMER_CNT, KVM_REG_ARM_PTIMER_CNT,
     };
 
     if (CPU(cpu) != first_cpu) {
-        return;
+        return true;
     }
     if (cpu->kvm_counter_offset) {
-        must_set_one_offset(host_counter() -
-                            *find_reg(cpu, KVM_REG_ARM_TIMER_CNT));
-        return;
+        int ret = try_one_offset(host_counter() -
+                                 *find_reg(cpu, KVM_REG_ARM_TIMER_CNT));
+
+        if (ret) {
+            error_report("guest-time: KVM does not set the system counter's "
+                         "offset: %s", strerror(-ret));
+        }
+        return !ret;
     }
     for (int i = 0; i < ARRAY_SIZE(counters); i++) {
         uint64_t *value = find_reg(cpu, counters[i]);
 
-        if (value) {
-            set_reg(CPU(cpu), counters[i], *value);
+        if (value && kvm_set_one_reg(CPU(cpu), counters[i], value)) {
+            error_report("guest-time: KVM does not set the system counter");
+            return false;
         }
     }
+    return true;
 }
 
 static bool guest_time_needed(void *opaque)
 {
     ARMCPU *cpu = opaque;
 
-    return CPU(cpu) == first_cpu && cpu->kvm_guest_time.valid;
+    /* An instant that was loaded may not be for whom the guest is sent to */
+    return CPU(cpu) == first_cpu && cpu->kvm_guest_time_enabled &&
+           cpu->kvm_guest_time.valid;
 }
 
 static int guest_time_post_load(void *opaque, int version_id)
@@ -360,7 +381,7 @@ static int guest_time_post_load(void *opaque, int version_id)
         return -EINVAL;
     }
     /* Not from a snapshot, whatever it holds */
-    gt->valid = gt->loaded = gt->incoming;
+    gt->valid = gt->incoming;
     return 0;
 }
 
@@ -405,12 +426,11 @@ void kvm_arm_guest_time_add_properties(ARMCPU *cpu)
 {
     Object *obj = OBJECT(cpu);
 
-    cpu->kvm_guest_time_enabled = true;
     object_property_add_bool(obj, "kvm-guest-time", guest_time_get,
                              guest_time_set);
     object_property_set_description(obj, "kvm-guest-time",
-                                    "Set off to let the destination of a live "
-                                    "migration not know when the VM stopped.");
+                                    "Set on to let the destination of a live "
+                                    "migration know when the VM stopped.");
 
     object_property_add_bool(obj, "kvm-counter-offset", counter_offset_get,
                              counter_offset_set);

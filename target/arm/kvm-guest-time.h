@@ -16,10 +16,11 @@
  * the first vCPU is the VM's, and no other is used.  Used with the BQL only.
  */
 typedef struct KVMArmGuestTime {
-    /* This host cannot tell, or there is nothing to tell, if false */
+    /*
+     * There is an instant, taken here or loaded, and the guest has not run
+     * since.  False if the host could not tell.
+     */
     bool valid;
-    /* Came from the source, and the guest has not run since */
-    bool loaded;
     /* A stream is being loaded, or was and the guest has not run since */
     bool incoming;
 
@@ -42,16 +43,19 @@ void kvm_arm_guest_time_stop(ARMCPU *cpu, RunState state);
 
 /*
  * The VM is about to run: set the counters for all vCPUs, or leave kvm_vtime
- * of one of them to the caller
+ * of one of them to the caller.  What KVM does not set runs on, with a warning.
  */
 void kvm_arm_guest_time_start(ARMCPU *cpu);
 
 /*
  * Registers were loaded: write the counters, for all vCPUs, which nothing else
- * does with them.  A VM whose physical counter was never written has it as the
- * hardware has it, without traps.
+ * does with them.  Returns false if KVM refuses.
+ *
+ * A VM whose physical counter was never written has it as the hardware has it,
+ * without traps.  When a VM is made, QEMU 10.0 writes what it has read some
+ * milliseconds before: no guest can tell the difference.
  */
-void kvm_arm_guest_time_post_load(ARMCPU *cpu);
+bool kvm_arm_guest_time_post_load(ARMCPU *cpu);
 
 /* Another state is about to be loaded, or the guest begins anew */
 void kvm_arm_guest_time_forget(ARMCPU *cpu);

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from lab import tsc_khz
-from pair import FORK, MIB, Pair, until
+from pair import FORK, INJECT, MIB, Pair, until
 
 CLOCK = "build/guest/clock.bin"
 ON = ("-global", "kvmclock.guest-time=on")
@@ -110,7 +110,7 @@ class ClockPair(Pair):
 
     def __init__(self, lab, told=True, policy=None, cpus=4, source=FORK, source_options=(),
                  destination_options=(), **options):
-        if told and source == FORK:
+        if told and source in (FORK, INJECT):
             source_options = (*ON, *source_options)
         if policy:
             destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
@@ -122,22 +122,49 @@ class ClockPair(Pair):
         self.source.wait_event("ready")
         was = offsets(self.source)
         migrate(self, gap_s, postcopy, meanwhile)
+        return self.jump(was, clocks(self.source, self.cpus, 0, last=True), self.destination,
+                         clocks(self.destination, self.cpus, 1))
+
+    def failed(self, gap_s):
+        """A migration that the destination refuses: the guest does not run for gap_s, and then goes
+        on on the source, which is to be INJECT."""
+        self.source.wait_event("ready")
+        was = offsets(self.source)
+        self.source.inject.arm("guest-time-taken")
+        self.source.cmd("migrate", uri=self.listen())
+        self.source.inject.wait_held("guest-time-taken")
         before = clocks(self.source, self.cpus, 0, last=True)
-        after = clocks(self.destination, self.cpus, 1)
-        tsc = [signed(now + self.tsc_base - w) for now, w in zip(offsets(self.destination), was)]
+        self.lab.run(f"sleep {gap_s}")
+        self.source.inject.release("guest-time-taken")
+        until(lambda: self.source.status() == "failed", "the migration fails")
+        until(lambda: self.source.cmd("query-status")["running"], "the guest runs again")
+        # One report may have been on its way to the console, another one is from after the stop.
+        told = [e["cpu"] for e in self.source.report().all("clock")]
+        until(lambda: all([e["cpu"] for e in self.source.report().all("clock")].count(cpu) >= told.count(cpu) + 2
+                          for cpu in range(self.cpus)), "all vCPUs report")
+        return self.jump(was, before, self.source, clocks(self.source, self.cpus, 0, last=True))
+
+    def jump(self, was, before, side, after):
+        """From offsets and reports on the source to those on a side."""
+        base = self.tsc_base if side is self.destination else 0
+        tsc = [signed(now + base - w) for now, w in zip(offsets(side), was)]
         # At the TSC that the guest reported first
         relation = [kvmclock_ns(a, a["tsc"]) - kvmclock_ns(b, a["tsc"]) for b, a in zip(before, after)]
         added = [t * 1e6 / tsc_khz() + r for t, r in zip(tsc, relation)]
-        return Jump(tsc, added, relation, before, after, tsc_khz())
+        jump = Jump(tsc, added, relation, before, after, tsc_khz())
+        print(f"added to TSC {jump.tsc_us} us, to kvmclock {added} ns, relation {relation} ns")
+        return jump
 
     def started(self):
         """Whether the destination has set the clocks by the source's instant."""
         return "kvm_guest_time_start" in dict(self.destination.trace())
 
-    def passed_in_blackout_us(self, jump):
-        """Guest time from the instant of the stop to that of the start."""
-        cycles = numbers(self.destination, "kvm_guest_time_start")["host TSC"] \
-            - numbers(self.source, "kvm_guest_time_stop")["host TSC"] + jump.tsc[0] - self.tsc_base
+    def passed_in_blackout_us(self, jump, side=None):
+        """Guest time from the instant of the stop to that of the start, on the destination."""
+        side = side or self.destination
+        base = self.tsc_base if side is self.destination else 0
+        cycles = numbers(side, "kvm_guest_time_start")["host TSC"] \
+            - numbers(self.source, "kvm_guest_time_stop")["host TSC"] + jump.tsc[0] - base
         return cycles * 1000 / jump.khz
 
     def warnings(self):

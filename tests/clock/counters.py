@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import guest
 from clocks import clocks, migrate, signed
-from pair import FORK, Pair
+from pair import FORK, INJECT, Pair
 
 TOLD = ("-global", "arm-cpu.kvm-guest-time=on")
 ONE_OFFSET = ("-global", "arm-cpu.kvm-counter-offset=on")
@@ -74,25 +74,28 @@ class CounterPair(Pair):
             destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
         super().__init__(lab, source=source, destination=destination, cpus=cpus,
                          payload=guest.payload("clock", "aarch64"),
-                         source_options=(*both * (source == FORK), *source_options),
-                         destination_options=(*both * (destination == FORK), *destination_options), **options)
+                         source_options=(*both * (source in (FORK, INJECT)), *source_options),
+                         destination_options=(*both * (destination in (FORK, INJECT)), *destination_options), **options)
 
     def moved(self, gap_s=0, postcopy=False):
         """Migrate; the guest does not run for gap_s if the destination was started with -S."""
         khz = self.source.wait_event("ready")["khz"]
         was = offsets(self.source)
         migrate(self, gap_s, postcopy)
-        before = clocks(self.source, self.cpus, 0, last=True)
-        after = clocks(self.destination, self.cpus, 1)
-        now = offsets(self.destination)
+        return self.jump(khz, was, clocks(self.source, self.cpus, 0, last=True), self.destination,
+                         clocks(self.destination, self.cpus, 1))
+
+    def jump(self, khz, was, before, side, after):
+        """From offsets and reports on the source to those on a side."""
+        now = offsets(side)
         jump = Jump([signed(w - n) for w, n in zip(was, now)], now, before, after, khz)
-        print(f"added to the counters: {jump.added_us} us; {dict(self.destination.trace())}")
+        print(f"added to the counters: {jump.added_us} us; {dict(side.trace())}")
         return jump
 
-    def passed_in_blackout_us(self, jump):
-        """Guest time from the instant of the stop to that of the start, by both counters."""
+    def passed_in_blackout_us(self, jump, side=None):
+        """Guest time from the instant of the stop to that of the start, by both counters, on the destination."""
         stop = numbers(self.source, "kvm_arm_guest_time_stop")
-        start = numbers(self.destination, "kvm_arm_guest_time_start")
+        start = numbers(side or self.destination, "kvm_arm_guest_time_start")
         return [(start["host counter"] - stop["host counter"] + ticks) * 1000 / jump.khz for ticks in jump.added]
 
     def warnings(self):

@@ -5,10 +5,10 @@ import time
 import pytest
 
 from arches import on_aarch64
-from counters import COUNTERS, NO_ADJVTIME, ONE_OFFSET, CounterPair, numbers, offsets
-from clocks import clocks
+from counters import COUNTERS, NO_ADJVTIME, ONE_OFFSET, TOLD, CounterPair, numbers, offsets
+from clocks import clocks, migrate
 from lab import Lab
-from pair import FORK, STOCK, Side, until
+from pair import FORK, INJECT, STOCK, Side, until
 
 import guest
 
@@ -33,6 +33,19 @@ def is_stopped(pair, jump):
     assert max(jump.added_us) < -GAP_S * 1e6
     passed = pair.passed_in_blackout_us(jump)
     assert max(map(abs, passed)) <= jump.tolerance_us, passed
+
+
+def is_refused(pair, reason):
+    """The destination says why and ends, and the guest goes on on the source."""
+    pair.source.wait_event("ready")
+    pair.source.cmd("migrate", uri=pair.listen())
+    until(lambda: pair.source.status() == "failed", "the migration fails")
+    until(lambda: not pair.destination.job.running, "the destination ends")
+    ended = pair.destination.job.wait()
+    assert reason in ended.output and ended.rc == 1, ended
+    until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on the source")
+    told = len(pair.source.report().all("clock"))
+    until(lambda: len(pair.source.report().all("clock")) > told + 2 * pair.cpus, "the guest goes on")
 
 
 def is_as_stock(jump):
@@ -163,6 +176,85 @@ def test_one_offset_on_one_side_alone(lab, source):
         is_refused(pair, f"property kvm-counter-offset is {'on' if source else 'off'} on the source")
 
 
+@on_aarch64("policy, one_offset", [("stopped", False), ("continuous", False), ("stopped", True)],
+            quick=[("stopped", False)])
+def test_old_destination_refuses(lab, policy, one_offset):
+    """The guest lives on, on the source, and its counters are those of a guest that was moved."""
+    with CounterPair(lab, destination=STOCK, one_offset=one_offset, capabilities=(),
+                     source_options=("-global", f"migration.guest-time={policy}")) as pair:
+        khz = pair.source.wait_event("ready")["khz"]
+        was = offsets(pair.source)
+        before = clocks(pair.source, pair.cpus, 0, last=True)
+        is_refused(pair, "error while loading state for instance 0x0 of device 'cpu'")
+        jump = pair.jump(khz, was, before, pair.source, clocks(pair.source, pair.cpus, 0, last=True))
+        assert jump.backwards == 0, jump
+        virtual_us, physical_us = jump.added_us
+        assert abs(virtual_us - physical_us) <= jump.tolerance_us
+        if policy == "continuous":
+            assert abs(virtual_us) <= jump.tolerance_us
+        else:
+            passed = pair.passed_in_blackout_us(jump, pair.source)
+            assert max(map(abs, passed)) <= jump.tolerance_us, passed
+
+
+@on_aarch64()
+def test_moved_on_to_stock(lab):
+    """By a QEMU that has the instant, and the property off."""
+    with held(lab, told=False, source_options=TOLD) as pair:
+        pair.source.wait_event("ready")
+        pair.source.cmd("migrate", uri=pair.listen())
+        for side in pair.sides:
+            side.wait_status("completed")
+        pair.source.end()
+        pair.sides[0] = third = Side(lab, "source", STOCK, ["-incoming", "defer"], pair.options)
+        third.connect()
+        third.cmd("migrate-incoming", uri="tcp:127.0.0.1:4200")
+        pair.destination.cmd("migrate", uri="tcp:127.0.0.1:4200")
+        third.wait_status("completed")
+
+
+@on_aarch64("side", ["source", "destination"])
+def test_kvm_without_the_physical_counter(lab, side):
+    """A host whose KVM neither tells nor sets the guest's: it is the host's then."""
+    with held(lab, policy="continuous", **{side: INJECT}) as pair:
+        getattr(pair, side).inject.arm("guest-time-no-physical")
+        jump = pair.moved(GAP_S)
+        if side == "source":
+            is_continuous(jump)
+            assert not pair.warnings()
+        else:
+            assert abs(jump.added_us[0]) <= jump.tolerance_us
+            [line] = pair.warnings()
+            assert line.endswith("KVM does not set the physical counter: it has run on")
+
+
+@on_aarch64("when", ["load", "start", "cont"])
+def test_one_offset_is_refused(lab, when):
+    """KVM does not set it: the load fails, but a guest that nobody else has is not lost."""
+    with CounterPair(lab, destination=INJECT, one_offset=True, capabilities=("return-path",),
+                     destination_options=HELD) as pair:
+        inject = pair.destination.inject
+        if when == "load":
+            inject.arm("guest-time-one-offset")
+            is_refused(pair, "KVM does not set the system counter's offset: Device or resource busy")
+            return
+        pair.source.wait_event("ready")
+        migrate(pair, 0, False)
+        if when == "cont":
+            pair.destination.cmd("cont")
+            pair.destination.cmd("stop")
+        was = offsets(pair.destination)
+        inject.arm("guest-time-one-offset")
+        pair.destination.cmd("cont")
+        assert inject.passed("guest-time-one-offset")
+        assert offsets(pair.destination) == was
+        for event in clocks(pair.destination, pair.cpus, 1):
+            assert max(event[f"{way}_{name}"] for way in ("back", "all_back") for name in COUNTERS) == 0
+        [line] = pair.warnings()
+        assert line.endswith("KVM does not set the system counter's offset: Device or resource busy: "
+                             "the counters have run on")
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("aarch64")
 @pytest.mark.parametrize("policy, one_offset", [("continuous", False), ("stopped", True)])
@@ -191,15 +283,3 @@ def test_other_frequency():
         with CounterPair(a, destination_lab=b, capabilities=("return-path",)) as pair:
             is_refused(pair, "has 62500000 Hz on the source and 50000000 Hz here, and KVM cannot scale it: "
                              "migrate to a host with the same frequency")
-
-
-def is_refused(pair, reason):
-    """The destination says why and ends, and the guest goes on on the source."""
-    pair.source.wait_event("ready")
-    pair.source.cmd("migrate", uri=pair.listen())
-    until(lambda: pair.source.status() == "failed", "the migration fails")
-    until(lambda: not pair.destination.job.running, "the destination ends")
-    assert reason in pair.destination.job.output
-    until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on the source")
-    told = len(pair.source.report().all("clock"))
-    until(lambda: len(pair.source.report().all("clock")) > told + 2 * pair.cpus, "the guest goes on")

@@ -2,9 +2,10 @@
  * Guest time: TSC and kvmclock of all vCPUs move by one instant
  *
  * The source reads the kvmclock, the host's TSC and the time of day at once,
- * and the offset of each vCPU's TSC.  The destination sets the kvmclock, reads
- * it back with the host's TSC at once, and sets the offsets so that each TSC
- * has advanced by as much as the kvmclock has.
+ * and the offset of each vCPU's TSC.  The destination, or the source if the
+ * migration has failed, sets the kvmclock, reads it back with the host's TSC at
+ * once, and sets the offsets so that each TSC has advanced by as much as the
+ * kvmclock has.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -17,6 +18,7 @@
 #include "qapi/qapi-types-migration.h"
 #include "migration/client-options.h"
 #include "migration/global_state.h"
+#include "migration/inject.h"
 #include "standard-headers/asm-x86/kvm_para.h"
 #include "system/hw_accel.h"
 #include "system/kvm.h"
@@ -36,12 +38,12 @@
 #define NEAR_NS     500
 #define TRIES       20
 
-typedef struct VcpuTsc {
-    uint64_t value;
-    bool ok;
-} VcpuTsc;
-
-static bool tsc_offset_ioctl(CPUState *cs, int request, uint64_t *offset)
+/*
+ * The functions on vCPUs are for VMs that are stopped, with the BQL.  Then no
+ * vCPU thread is in an ioctl, and this thread makes them: to wake each vCPU
+ * thread for each of them would take most of the time of all this.
+ */
+static int guest_time_offset_ioctl(CPUState *cs, int request, uint64_t *offset)
 {
     struct kvm_device_attr attr = {
         .group = KVM_VCPU_TSC_CTRL,
@@ -49,107 +51,86 @@ static bool tsc_offset_ioctl(CPUState *cs, int request, uint64_t *offset)
         .addr = (uintptr_t)offset,
     };
 
-    return kvm_vcpu_ioctl(cs, request, &attr) == 0;
+    return kvm_vcpu_ioctl(cs, request, &attr);
 }
 
-static void do_get_offset(CPUState *cs, run_on_cpu_data data)
+static bool guest_time_get_offset(CPUState *cs, uint64_t *offset)
 {
-    VcpuTsc *tsc = data.host_ptr;
-
-    tsc->ok = tsc_offset_ioctl(cs, KVM_GET_DEVICE_ATTR, &tsc->value);
+    return guest_time_offset_ioctl(cs, KVM_GET_DEVICE_ATTR, offset) == 0;
 }
 
 /* Some hosts accept an offset and ignore it: read it back */
-static void do_set_offset(CPUState *cs, run_on_cpu_data data)
+static bool guest_time_set_offset(CPUState *cs, uint64_t offset)
 {
-    VcpuTsc *tsc = data.host_ptr;
     uint64_t is;
+    bool ok;
 
-    tsc->ok = tsc_offset_ioctl(cs, KVM_SET_DEVICE_ATTR, &tsc->value) &&
-              tsc_offset_ioctl(cs, KVM_GET_DEVICE_ATTR, &is) &&
-              is == tsc->value;
-    trace_kvm_guest_time_offset(cs->cpu_index, tsc->value, tsc->ok);
+    ok = guest_time_offset_ioctl(cs, KVM_SET_DEVICE_ATTR, &offset) == 0 &&
+         guest_time_get_offset(cs, &is) && is == offset;
+    trace_kvm_guest_time_offset(cs->cpu_index, offset, ok);
+    return ok;
 }
 
-static bool get_offset(CPUState *cs, uint64_t *offset)
-{
-    VcpuTsc tsc = { 0 };
-
-    run_on_cpu(cs, do_get_offset, RUN_ON_CPU_HOST_PTR(&tsc));
-    *offset = tsc.value;
-    return tsc.ok;
-}
-
-static bool set_offset(CPUState *cs, uint64_t offset)
-{
-    VcpuTsc tsc = { .value = offset };
-
-    run_on_cpu(cs, do_set_offset, RUN_ON_CPU_HOST_PTR(&tsc));
-    return tsc.ok;
-}
-
-typedef struct OneMsr {
+typedef struct GuestTimeMsr {
     struct kvm_msrs head;
     struct kvm_msr_entry msr;
-} OneMsr;
-
-/* The TSC of a vCPU, between two readings of the host's */
-typedef struct TscReading {
-    uint64_t before, tsc, after;
-    bool ok;
-} TscReading;
-
-/* Of some readings that which took least time */
-static void do_read_tsc(CPUState *cs, run_on_cpu_data data)
-{
-    TscReading *best = data.host_ptr;
-
-    *best = (TscReading) { .after = UINT64_MAX };
-    for (int i = 0; i < 10; i++) {
-        OneMsr m = { .head.nmsrs = 1, .msr.index = MSR_IA32_TSC };
-        TscReading r;
-
-        r.before = cpu_get_host_ticks();
-        r.ok = kvm_vcpu_ioctl(cs, KVM_GET_MSRS, &m) == 1;
-        r.after = cpu_get_host_ticks();
-        r.tsc = m.msr.data;
-        if (r.ok && r.after - r.before < best->after - best->before) {
-            *best = r;
-        }
-    }
-}
+} GuestTimeMsr;
 
 /*
  * KVM has computed when the timer fires from the TSC as it was when the
  * deadline was set
  */
-static void do_rearm_deadline(CPUState *cs, run_on_cpu_data data)
+static void guest_time_rearm_deadline(CPUState *cs)
 {
-    OneMsr m = {
-        .head.nmsrs = 1,
-        .msr.index = MSR_IA32_TSCDEADLINE,
-        .msr.data = cpu_env(cs)->tsc_deadline,
-    };
+    GuestTimeMsr m = { .head.nmsrs = 1, .msr.index = MSR_IA32_TSCDEADLINE };
 
-    if (m.msr.data) {
+    if (kvm_vcpu_ioctl(cs, KVM_GET_MSRS, &m) == 1 && m.msr.data) {
         kvm_vcpu_ioctl(cs, KVM_SET_MSRS, &m);
     }
 }
 
+/* The host's TSC as KVM scales it, between two readings of the host's */
+typedef struct GuestTimeReading {
+    uint64_t before, scaled, after;
+} GuestTimeReading;
+
+/* Of some readings of the first vCPU's TSC that which took least time */
+static bool guest_time_read_scaled(GuestTimeReading *best)
+{
+    uint64_t offset, least = UINT64_MAX;
+
+    if (!guest_time_get_offset(first_cpu, &offset)) {
+        return false;
+    }
+    for (int i = 0; i < 10; i++) {
+        GuestTimeMsr m = { .head.nmsrs = 1, .msr.index = MSR_IA32_TSC };
+        uint64_t before = cpu_get_host_ticks(), after;
+
+        if (kvm_vcpu_ioctl(first_cpu, KVM_GET_MSRS, &m) != 1) {
+            return false;
+        }
+        after = cpu_get_host_ticks();
+        if (after - before < least) {
+            least = after - before;
+            *best = (GuestTimeReading) { before, m.msr.data - offset, after };
+        }
+    }
+    return true;
+}
+
 /* How KVM scales the host's TSC for the guest; returns why it is not known */
-static const char *find_scale(uint32_t *guest_khz, GuestTscScale *scale)
+static const char *guest_time_find_scale(uint32_t *guest_khz,
+                                         GuestTscScale *scale)
 {
     int khz = kvm_vcpu_ioctl(first_cpu, KVM_GET_TSC_KHZ);
-    uint64_t offset;
-    TscReading r;
+    GuestTimeReading r;
 
-    if (khz <= 0 || !get_offset(first_cpu, &offset)) {
+    if (khz <= 0 || !guest_time_read_scaled(&r)) {
         return "KVM does not tell the TSC's frequency and offset";
     }
     *guest_khz = khz;
-    run_on_cpu(first_cpu, do_read_tsc, RUN_ON_CPU_HOST_PTR(&r));
-    if (!r.ok ||
-        !guest_tsc_find_scale(r.before, r.after, r.tsc - offset, khz,
+    if (migration_inject_fail("guest-time-scale") ||
+        !guest_tsc_find_scale(r.before, r.after, r.scaled, khz,
                               MAX(kvm_vm_ioctl(kvm_state, KVM_GET_TSC_KHZ), 0),
                               scale)) {
         return "it is not known how KVM scales the TSC";
@@ -162,7 +143,8 @@ static const char *find_scale(uint32_t *guest_khz, GuestTscScale *scale)
  * TSC is @tsc, if it uses the kvmclock: KVM rounds frequencies for the guest,
  * so what KVM_GET_CLOCK tells is not quite what the guest reads.
  */
-static void see_as_guest(uint64_t tsc, uint64_t *clock_ns, uint32_t *clock_khz)
+static void guest_time_see_as_guest(uint64_t tsc, uint64_t *clock_ns,
+                                    uint32_t *clock_khz)
 {
     GuestPvclock pv;
     uint64_t msr, ns;
@@ -188,7 +170,7 @@ static void see_as_guest(uint64_t tsc, uint64_t *clock_ns, uint32_t *clock_khz)
     *clock_khz = khz;
 }
 
-static bool read_clock(struct kvm_clock_data *data)
+static bool guest_time_read_clock(struct kvm_clock_data *data)
 {
     *data = (struct kvm_clock_data) { 0 };
     return kvm_vm_ioctl(kvm_state, KVM_GET_CLOCK, data) == 0 &&
@@ -201,7 +183,7 @@ void guest_time_forget(GuestTime *gt)
     *gt = (GuestTime) { .incoming = runstate_check(RUN_STATE_INMIGRATE) };
 }
 
-static const char *take_instant(GuestTime *gt, uint64_t *clock_ns)
+static const char *guest_time_take(GuestTime *gt, uint64_t *clock_ns)
 {
     struct kvm_clock_data data;
     GuestTscScale scale;
@@ -209,7 +191,7 @@ static const char *take_instant(GuestTime *gt, uint64_t *clock_ns)
     CPUState *cs;
     int n = 0;
 
-    why = find_scale(&gt->tsc_khz, &scale);
+    why = guest_time_find_scale(&gt->tsc_khz, &scale);
     if (why) {
         return why;
     }
@@ -221,11 +203,12 @@ static const char *take_instant(GuestTime *gt, uint64_t *clock_ns)
         GuestTimeVcpu *v = &gt->vcpu[gt->vcpus++];
 
         v->apic_id = kvm_arch_vcpu_id(cs);
-        if (!get_offset(cs, &v->tsc_offset)) {
+        if (!guest_time_get_offset(cs, &v->tsc_offset)) {
             return "KVM does not tell the TSC's offset";
         }
     }
-    if (!read_clock(&data)) {
+    migration_inject_hold("guest-time-take");
+    if (!guest_time_read_clock(&data)) {
         return "KVM does not tell kvmclock, host TSC and time of day at once";
     }
     *clock_ns = data.clock;
@@ -233,18 +216,19 @@ static const char *take_instant(GuestTime *gt, uint64_t *clock_ns)
     gt->host_tsc = data.host_tsc;
     gt->scaled_tsc = guest_tsc_scaled(data.host_tsc, scale);
     gt->clock_khz = gt->tsc_khz;
-    see_as_guest(gt->scaled_tsc + gt->vcpu[0].tsc_offset, clock_ns,
-                 &gt->clock_khz);
+    guest_time_see_as_guest(gt->scaled_tsc + gt->vcpu[0].tsc_offset, clock_ns,
+                            &gt->clock_khz);
 
     /* A destination that can only restore values gets those of the instant */
     n = 0;
     CPU_FOREACH(cs) {
         cpu_env(cs)->tsc = gt->scaled_tsc + gt->vcpu[n++].tsc_offset;
+        cpu_env(cs)->tsc_valid = true;
     }
     return NULL;
 }
 
-void guest_time_stop(GuestTime *gt, bool enabled, RunState state,
+bool guest_time_stop(GuestTime *gt, bool enabled, RunState state,
                      uint64_t *clock_ns)
 {
     const char *why;
@@ -253,51 +237,63 @@ void guest_time_stop(GuestTime *gt, bool enabled, RunState state,
     /* Snapshots, paused VMs and CPR restore time as they always did */
     if (!enabled || state != RUN_STATE_FINISH_MIGRATE ||
         migrate_mode() != MIG_MODE_NORMAL) {
-        return;
+        return false;
     }
-    why = take_instant(gt, clock_ns);
+    why = guest_time_take(gt, clock_ns);
     if (why) {
         trace_kvm_guest_time_no_instant(why);
         guest_time_forget(gt);
-        return;
+        return false;
     }
     gt->valid = true;
     trace_kvm_guest_time_stop(*clock_ns, gt->time.realtime, gt->host_tsc,
                               gt->scaled_tsc, gt->tsc_khz, gt->clock_khz);
+    migration_inject_hold("guest-time-taken");
+    return true;
 }
 
-static GuestTimeVcpu *find_vcpu(GuestTime *gt, CPUState *cs)
+/* The source's first one stands for those that the source does not have */
+static GuestTimeVcpu *guest_time_find_vcpu(GuestTime *gt, CPUState *cs)
 {
     for (int i = 0; i < gt->vcpus; i++) {
         if (gt->vcpu[i].apic_id == kvm_arch_vcpu_id(cs)) {
             return &gt->vcpu[i];
         }
     }
-    return NULL;
+    return &gt->vcpu[0];
 }
 
 /*
  * Offsets for TSCs that have advanced by @advance when the host's TSC, scaled,
  * is @scaled_now.  With @equal all vCPUs get that of the first: with different
- * offsets, KVM has no common instant to tell.
+ * offsets, KVM has no common instant to tell.  Returns false if KVM ignores
+ * them.
  */
-static const char *set_offsets(GuestTime *gt, uint64_t advance,
-                               uint64_t scaled_now, bool equal)
+static bool guest_time_set_offsets(GuestTime *gt, uint64_t advance,
+                                   uint64_t scaled_now, bool equal)
+{
+    CPUState *cs;
+
+    /* The first one comes last: KVM gives its offset to hot-plugged vCPUs */
+    QTAILQ_FOREACH_REVERSE(cs, &cpus_queue, node) {
+        GuestTimeVcpu *v = guest_time_find_vcpu(gt, equal ? first_cpu : cs);
+
+        if (!guest_time_set_offset(cs, guest_tsc_offset(gt->scaled_tsc,
+                                                        v->tsc_offset, advance,
+                                                        scaled_now))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void guest_time_rearm_deadlines(void)
 {
     CPUState *cs;
 
     CPU_FOREACH(cs) {
-        GuestTimeVcpu *v = find_vcpu(gt, equal ? first_cpu : cs);
-
-        if (!v) {
-            return "the source does not have all vCPUs";
-        }
-        if (!set_offset(cs, guest_tsc_offset(gt->scaled_tsc, v->tsc_offset,
-                                             advance, scaled_now))) {
-            return "KVM ignores TSC offsets";
-        }
+        guest_time_rearm_deadline(cs);
     }
-    return NULL;
 }
 
 /*
@@ -306,7 +302,7 @@ static const char *set_offsets(GuestTime *gt, uint64_t advance,
  * later than the clock that it sets.  So see what has come of it, and correct
  * that.  In the end *@at is a later instant with the kvmclock as it is.
  */
-static bool set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
+static bool guest_time_set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
 {
     uint64_t realtime = at->realtime;
     int64_t correction = 0, error;
@@ -319,8 +315,11 @@ static bool set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
             .flags = KVM_CLOCK_REALTIME,
         };
 
-        if (kvm_vm_ioctl(kvm_state, KVM_SET_CLOCK, &data) < 0 ||
-            !read_clock(at)) {
+        if (kvm_vm_ioctl(kvm_state, KVM_SET_CLOCK, &data) < 0) {
+            return false;
+        }
+        migration_inject_hold("guest-time-clock");
+        if (!guest_time_read_clock(at)) {
             return false;
         }
         error = at->clock - clock_ns - (at->realtime - realtime);
@@ -332,45 +331,68 @@ static bool set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
 }
 
 /* Returns why it cannot be */
-static const char *restore(GuestTime *gt, uint64_t clock_ns,
-                           GuestTscScale scale)
+static const char *guest_time_restore(GuestTime *gt, uint64_t clock_ns)
 {
     struct kvm_clock_data data = { .clock = clock_ns };
+    GuestTscScale scale;
     const char *why;
     int64_t gap_ns;
-    CPUState *cs;
+    uint32_t khz;
 
-    /* TSCs that agree, and a clock that is set, give a common instant */
-    why = set_offsets(gt, 0, guest_tsc_scaled(cpu_get_host_ticks(), scale),
-                      true);
+    why = guest_time_find_scale(&khz, &scale);
     if (why) {
         return why;
     }
+    if (khz != gt->tsc_khz) {
+        return "the guest's TSC has another frequency here";
+    }
+    /* TSCs that agree, and a clock that is set, give a common instant */
+    if (!guest_time_set_offsets(gt, 0,
+                                guest_tsc_scaled(cpu_get_host_ticks(), scale),
+                                true)) {
+        return "KVM ignores TSC offsets";
+    }
     if (kvm_vm_ioctl(kvm_state, KVM_SET_CLOCK, &data) < 0 ||
-        !read_clock(&data)) {
+        !guest_time_read_clock(&data)) {
         return "KVM does not tell kvmclock, host TSC and time of day at once";
     }
 
     gap_ns = guest_time_to_count(gt->time, (GuestTimeOfDay) {
                                      data.realtime, guest_time_tai_offset() });
-    if (!set_clock(clock_ns + gap_ns, &data)) {
+    if (!guest_time_set_clock(clock_ns + gap_ns, &data)) {
         return "KVM does not set the kvmclock";
     }
     if (data.clock < clock_ns) {
         return "the kvmclock would go backwards";
     }
-    why = set_offsets(gt, guest_time_ticks(data.clock - clock_ns,
-                                           gt->clock_khz * 1000ULL),
-                      guest_tsc_scaled(data.host_tsc, scale), false);
-    if (why) {
-        return why;
+    migration_inject_hold("guest-time-set");
+    if (!guest_time_set_offsets(gt, guest_time_ticks(data.clock - clock_ns,
+                                                     gt->clock_khz * 1000ULL),
+                                guest_tsc_scaled(data.host_tsc, scale),
+                                false)) {
+        return "KVM ignores TSC offsets";
     }
-    CPU_FOREACH(cs) {
-        run_on_cpu(cs, do_rearm_deadline, RUN_ON_CPU_NULL);
-    }
+    guest_time_rearm_deadlines();
     trace_kvm_guest_time_start(gap_ns, data.clock, data.realtime,
                                data.host_tsc);
     return NULL;
+}
+
+/*
+ * Let TSCs go on from where they were at the stop, as the caller does with the
+ * kvmclock somewhat later.  Needs nothing that guest_time_restore() may miss
+ * but offsets.
+ */
+static bool guest_time_go_on(GuestTime *gt)
+{
+    GuestTimeReading r;
+
+    if (!guest_time_read_scaled(&r) ||
+        !guest_time_set_offsets(gt, 0, r.scaled, false)) {
+        return false;
+    }
+    guest_time_rearm_deadlines();
+    return true;
 }
 
 bool guest_time_start(GuestTime *gt, uint64_t clock_ns)
@@ -378,35 +400,27 @@ bool guest_time_start(GuestTime *gt, uint64_t clock_ns)
     const char *why = NULL;
     bool done = false;
 
-    if (gt->loaded) {
-        GuestTscScale scale;
-        uint32_t khz;
-
-        why = find_scale(&khz, &scale);
-        if (!why) {
-            why = khz == gt->tsc_khz ? restore(gt, clock_ns, scale) :
-                  "the guest's TSC has another frequency here";
-            done = !why;
-            if (why) {
-                /* The caller sets the kvmclock to what it was: TSCs as well */
-                set_offsets(gt, 0, guest_tsc_scaled(cpu_get_host_ticks(),
-                                                    scale), false);
-            }
-        }
+    if (gt->valid) {
+        why = guest_time_restore(gt, clock_ns);
+        done = !why;
     } else if (gt->incoming &&
                runstate_is_live(global_state_get_runstate()) &&
                migrate_guest_time() != GUEST_TIME_POLICY_STOPPED) {
         why = "the source has not told when it stopped the guest";
     }
     if (why) {
-        warn_report("guest-time: %s: TSC and kvmclock go on from where they "
-                    "were on the source", why);
+        warn_report("guest-time: %s: %s", why,
+                    gt->valid && guest_time_go_on(gt) ?
+                    "TSC and kvmclock go on from where they were when the "
+                    "guest stopped" :
+                    "the kvmclock goes on from where it was when the guest "
+                    "stopped, but the TSC has run on");
     }
     guest_time_forget(gt);
     return done;
 }
 
-static bool vcpus_are_few(void *opaque, int version_id)
+static bool guest_time_vcpus_are_few(void *opaque, int version_id)
 {
     GuestTime *gt = opaque;
 
@@ -418,7 +432,7 @@ static int guest_time_post_load(void *opaque, int version_id)
     GuestTime *gt = opaque;
 
     /* Not from a snapshot, whatever it holds */
-    gt->valid = gt->loaded = gt->incoming;
+    gt->valid = gt->incoming;
     return 0;
 }
 
@@ -446,7 +460,7 @@ const VMStateDescription vmstate_guest_time = {
         VMSTATE_UINT32(tsc_khz, GuestTime),
         VMSTATE_UINT32(clock_khz, GuestTime),
         VMSTATE_INT32(vcpus, GuestTime),
-        VMSTATE_VALIDATE("number of vCPUs", vcpus_are_few),
+        VMSTATE_VALIDATE("number of vCPUs", guest_time_vcpus_are_few),
         VMSTATE_STRUCT_VARRAY_ALLOC(vcpu, GuestTime, vcpus, 1,
                                     vmstate_guest_time_vcpu, GuestTimeVcpu),
         VMSTATE_END_OF_LIST()

@@ -21,10 +21,11 @@ typedef struct GuestTimeVcpu {
  * the kvmclock device; used with the BQL only.
  */
 typedef struct GuestTime {
-    /* This host cannot tell, or there is nothing to tell, if false */
+    /*
+     * There is an instant, taken here or loaded, and the guest has not run
+     * since.  False if the host could not tell.
+     */
     bool valid;
-    /* Came from the source, and the guest has not run since */
-    bool loaded;
     /* A stream is being loaded, or was and the guest has not run since */
     bool incoming;
 
@@ -41,16 +42,18 @@ extern const VMStateDescription vmstate_guest_time;
 
 /*
  * The VM has stopped, and its state is now @state.  If that is for a live
- * migration, take the instant, with the kvmclock in @clock_ns.  @enabled: the
- * destination will understand it.
+ * migration, take the instant, with the kvmclock in @clock_ns, and the TSC in
+ * each vCPU's env.  @enabled: the destination will understand it.  Returns
+ * false if kvmclock and TSCs are left to the caller.
  */
-void guest_time_stop(GuestTime *gt, bool enabled, RunState state,
+bool guest_time_stop(GuestTime *gt, bool enabled, RunState state,
                      uint64_t *clock_ns);
 
 /*
  * The VM is about to run, with a kvmclock that was @clock_ns when it stopped.
- * Sets all TSCs and the kvmclock if they came by migration; returns false if
- * the kvmclock is left to the caller.
+ * If there is an instant, sets all TSCs and the kvmclock: after a migration, or
+ * on the source after one that has failed.  Returns false if the kvmclock is
+ * left to the caller.
  */
 bool guest_time_start(GuestTime *gt, uint64_t clock_ns);
 
