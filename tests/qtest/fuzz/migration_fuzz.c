@@ -13,6 +13,7 @@
 #include "qemu/osdep.h"
 #include <sys/ioctl.h>
 #include <linux/sockios.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -42,6 +43,8 @@
 
 #define HANG_S      10
 #define WAIT_MS     200
+/* With all that a script and the report of a hang may take */
+#define CHILD_S     90
 #define DATA_PAGES  24
 
 FuzzSide fuzz_side;
@@ -58,6 +61,8 @@ static size_t fuzz_size;
 static int fuzz_channel[FUZZ_CHANNELS];
 static int fuzz_listening;
 static bool fuzz_done;
+/* Shared with the parent: the child's threads run */
+static bool *fuzz_started;
 
 /* A device with guest time: a kvmclock cannot be without KVM */
 static struct FuzzClock {
@@ -430,6 +435,7 @@ static void *fuzz_peer(void *opaque)
     size_t size = fuzz_size - FUZZ_OPTIONS;
     FuzzRecord record;
 
+    qatomic_set(fuzz_started, true);
     for (int n = 0; n < FUZZ_RECORDS; n++) {
         if (!fuzz_next_record(&data, &size, &record)) {
             break;
@@ -492,17 +498,26 @@ static void fuzz_remove_dir(void)
     rmdir(fuzz_dir);
 }
 
-static void fuzz_one(QTestState *s, const unsigned char *data, size_t size)
+static bool fuzz_wait_child(int fd, int seconds)
 {
-    char buffer[4096];
-    ssize_t n;
-    int status;
+    struct pollfd poll_fd = { .fd = fd, .events = POLLIN };
+
+    return RETRY_ON_EINTR(poll(&poll_fd, 1, seconds * 1000)) > 0;
+}
+
+/*
+ * Returns the exit status of the child, or -1 if it must be begun anew: older
+ * sanitizers do not take their allocator's locks before they fork, so that a
+ * thread of the parent may have one.
+ */
+static int fuzz_fork(const uint8_t *data, size_t size)
+{
+    bool stuck;
+    int status, fd;
     pid_t pid;
 
-    if (size < FUZZ_OPTIONS) {
-        return;
-    }
     unlink(fuzz_address.sun_path);
+    *fuzz_started = false;
     if (ftruncate(fuzz_log, 0) < 0 || lseek(fuzz_log, 0, SEEK_SET) < 0) {
         abort();
     }
@@ -510,10 +525,36 @@ static void fuzz_one(QTestState *s, const unsigned char *data, size_t size)
     if (pid == 0) {
         fuzz_child(data, size);
     }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid) {
+    fd = pid < 0 ? -1 : syscall(SYS_pidfd_open, pid, 0);
+    if (fd < 0) {
         perror("fork");
         abort();
     }
+    stuck = !fuzz_wait_child(fd, HANG_S) && !qatomic_read(fuzz_started);
+    if (stuck) {
+        kill(pid, SIGKILL);
+    } else if (!fuzz_wait_child(fd, CHILD_S)) {
+        kill(pid, SIGABRT);
+    }
+    close(fd);
+    if (waitpid(pid, &status, 0) != pid) {
+        abort();
+    }
+    return stuck ? -1 : status;
+}
+
+static void fuzz_one(QTestState *s, const unsigned char *data, size_t size)
+{
+    char buffer[4096];
+    ssize_t n;
+    int status;
+
+    if (size < FUZZ_OPTIONS) {
+        return;
+    }
+    do {
+        status = fuzz_fork(data, size);
+    } while (status == -1);
     if (WIFEXITED(status) && !WEXITSTATUS(status)) {
         return;
     }
@@ -579,6 +620,12 @@ static void fuzz_before(QTestState *s)
              fuzz_dir);
     fuzz_uri = g_strdup_printf("unix:%s", fuzz_address.sun_path);
     atexit(fuzz_remove_dir);
+    fuzz_started = mmap(NULL, sizeof(*fuzz_started), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (fuzz_started == MAP_FAILED) {
+        perror("mmap");
+        abort();
+    }
     fuzz_share_counters();
 }
 
