@@ -28,7 +28,9 @@ UNLIMITED = 0
 MAIN = 0
 # Messages of the return path that ask for pages
 REQUESTS = 3, 4
-TIMEOUT_S = 10
+TIMEOUT_S = 60
+# Of a recorded migration, as many requests are looked at one by one, on each connection.
+SINGLE_REQUESTS = 3
 
 POSTCOPY = "return-path", "postcopy-ram"
 # Name, capabilities, and what the user does
@@ -105,7 +107,7 @@ class Tape:
     def _copy(self, a, b, what, channel):
         with contextlib.suppress(OSError):
             slow = self.slow and what == "source" and channel == MAIN
-            while data := a.recv(4096 if slow else 65536):
+            while (data := a.recv(4096 if slow else 65536)) and a in self.open.get(channel, ()):
                 self.note(what, channel, data)
                 b.sendall(data)
                 time.sleep(0.01 if slow else 0)
@@ -200,9 +202,28 @@ def migrate(source, destination, tape, directory, capabilities, way):
     return True
 
 
+def events(tape):
+    """What has happened, with all that was sent at once after some requests."""
+    merged, requests = [], 0
+    for what, channel, data in tape.events:
+        if what == "destination" and asks(data):
+            requests += 1
+        elif what in ("cut", "open"):
+            requests = 0
+        if requests > SINGLE_REQUESTS:
+            for i in range(len(merged) - 1, -1, -1):
+                if merged[i][:2] == (what, channel):
+                    data = merged.pop(i)[2] + data
+                    break
+                if merged[i][0] in ("cut", "open"):
+                    break
+        merged.append((what, channel, data))
+    return merged
+
+
 def for_destination(tape, status):
     records, last = [], None
-    for what, channel, data in tape.events:
+    for what, channel, data in events(tape):
         if what == "cut":
             records += [record(WAIT, RUNNING), record(CLOSE, MAIN), record(CLOSE, 1),
                         record(WAIT, status["postcopy-paused"]), record(DO, QUERY), record(DO, RECOVER)]
@@ -220,7 +241,7 @@ def for_destination(tape, status):
 
 def for_source(tape, status, way):
     records = [record(WAIT, status["active"]) if way == "precopy" else record(DO, START_POSTCOPY)]
-    for what, channel, data in tape.events:
+    for what, channel, data in events(tape):
         if what == "cut":
             records += [record(CLOSE, MAIN), record(CLOSE, 1), record(WAIT, status["postcopy-paused"]),
                         record(DO, QUERY), record(DO, RECOVER), record(WAIT, status["postcopy-recover"])]
