@@ -210,14 +210,11 @@ def events(tape):
             requests += 1
         elif what in ("cut", "open"):
             requests = 0
-        if requests > SINGLE_REQUESTS:
-            for i in range(len(merged) - 1, -1, -1):
-                if merged[i][:2] == (what, channel):
-                    data = merged.pop(i)[2] + data
-                    break
-                if merged[i][0] in ("cut", "open"):
-                    break
-        merged.append((what, channel, data))
+        same = (i for i in range(len(merged) - 1, -1, -1) if merged[i][:2] == (what, channel))
+        if requests > SINGLE_REQUESTS and (i := next(same, None)) is not None:
+            merged[i] = what, channel, merged[i][2] + data
+        else:
+            merged.append((what, channel, data))
     return merged
 
 
@@ -245,6 +242,8 @@ def for_source(tape, status, way):
         if what == "cut":
             records += [record(CLOSE, MAIN), record(CLOSE, 1), record(WAIT, status["postcopy-paused"]),
                         record(DO, QUERY), record(DO, RECOVER), record(WAIT, status["postcopy-recover"])]
+        elif what == "open":
+            records.append(record(OPEN, channel))
         elif what == "destination":
             if asks(data):
                 records.append(record(WAIT, status["postcopy-active"]))

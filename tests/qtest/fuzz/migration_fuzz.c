@@ -271,6 +271,10 @@ static void fuzz_open(int i)
     int fd;
 
     if (fuzz_side == FUZZ_SOURCE) {
+        for (int ms = 0; ms < WAIT_MS && qatomic_read(&fuzz_channel[i]) < 0;
+             ms++) {
+            g_usleep(1000);
+        }
         return;
     }
     fuzz_close(i);
@@ -310,6 +314,25 @@ static bool fuzz_is_running(void)
     return postcopy_state_get() == POSTCOPY_INCOMING_RUNNING;
 }
 
+/* Whether nothing is left to happen without the user or another connection */
+static bool fuzz_is_settled(void)
+{
+    switch (fuzz_status()) {
+    case MIGRATION_STATUS_NONE:
+    case MIGRATION_STATUS_CANCELLED:
+    case MIGRATION_STATUS_FAILED:
+    case MIGRATION_STATUS_POSTCOPY_PAUSED:
+        return true;
+    case MIGRATION_STATUS_COMPLETED:
+        return !qatomic_read(&migration_incoming_get_current()->
+                             have_listen_thread);
+    case MIGRATION_STATUS_SETUP:
+        return fuzz_side == FUZZ_DESTINATION;
+    default:
+        return false;
+    }
+}
+
 static void fuzz_wait(int status)
 {
     for (int ms = 0; ms < WAIT_MS; ms++) {
@@ -318,8 +341,14 @@ static void fuzz_wait(int status)
             fuzz_status() == status) {
             return;
         }
+        if (status != FUZZ_READ && fuzz_is_settled() &&
+            fuzz_status() != MIGRATION_STATUS_POSTCOPY_PAUSED) {
+            break;
+        }
         g_usleep(1000);
     }
+    fprintf(stderr, "not within %d ms: %d; status %s\n", WAIT_MS, status,
+            MigrationStatus_str(fuzz_status()));
 }
 
 static void *fuzz_touch(void *opaque)
@@ -358,25 +387,6 @@ static void fuzz_run(const FuzzRecord *r)
             fuzz_thread(fuzz_touch, r->data[0]);
         }
         break;
-    }
-}
-
-/* Whether nothing is left to happen without the user or another connection */
-static bool fuzz_is_settled(void)
-{
-    switch (fuzz_status()) {
-    case MIGRATION_STATUS_NONE:
-    case MIGRATION_STATUS_CANCELLED:
-    case MIGRATION_STATUS_FAILED:
-    case MIGRATION_STATUS_POSTCOPY_PAUSED:
-        return true;
-    case MIGRATION_STATUS_COMPLETED:
-        return !qatomic_read(&migration_incoming_get_current()->
-                             have_listen_thread);
-    case MIGRATION_STATUS_SETUP:
-        return fuzz_side == FUZZ_DESTINATION;
-    default:
-        return false;
     }
 }
 

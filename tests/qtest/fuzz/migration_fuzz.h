@@ -11,7 +11,7 @@
 #define TESTS_FUZZ_MIGRATION_FUZZ_H
 
 typedef enum FuzzOp {
-    FUZZ_OPEN,      /* connect channel @arg; a source connects by itself */
+    FUZZ_OPEN,      /* connect channel @arg, or wait until a source has done */
     FUZZ_SEND,      /* write the data to channel @arg */
     FUZZ_CLOSE,     /* shut channel @arg down */
     FUZZ_WAIT,      /* until the status is @arg, or FUZZ_READ, FUZZ_RUNNING */
