@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock inject guest kernel aarch64 check-quick check check-slow demo soak bench bench-begin bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-counter lab-shell branch help
+.PHONY: all build stock inject guest kernel aarch64 check-quick check check-slow demo soak fuzz bench bench-begin bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-counter lab-shell branch help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -104,6 +104,12 @@ SOAK ?= 200
 SEED ?= 1
 soak: guest kernel ## SOAK=200 random migrations in the lab, from SEED=1 on, killed, cut, paused and recovered at each phase
 	@build/venv/bin/python tests/postcopy/soak.py --number $(SOAK) --seed $(SEED)
+
+FUZZ ?= 60
+fuzz: build      ## FUZZ=60 seconds of migration streams that lie, to both sides, from SEED=N or a random one
+	@scripts/setup fuzz
+	@scripts/ninja build/fuzz qemu-fuzz-x86_64
+	@build/venv/bin/python tests/fuzz/fuzz.py --seconds $(FUZZ) $(if $(filter file,$(origin SEED)),,--seed $(SEED))
 
 lab-shell: guest kernel ## a shell in the lab's first-level machine
 	@tests/lab/lab --arch $(ARCH) shell

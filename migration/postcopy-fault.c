@@ -368,6 +368,12 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
         ps < POSTCOPY_INCOMING_LISTENING || ps >= POSTCOPY_INCOMING_END) {
         return 0;
     }
+    if (mis->state == MIGRATION_STATUS_POSTCOPY_RECOVER) {
+        /* Requests are held, so the urgent channel has nobody who reads it */
+        error_report("postcopy: the source has ended the stream before it has "
+                     "resumed");
+        return -EIO;
+    }
     migration_inject_hold("postcopy-eof");
     while (!postcopy_requests_wait_empty(mis->page_requests, END_LOOK_MS)) {
         if (channel_is_broken(mis) ||

@@ -1,0 +1,8 @@
+# The machine of tests/qtest/fuzz/migration_fuzz.c, and no other device.
+CONFIG_I440FX=y
+CONFIG_VIRTIO_PCI=y
+CONFIG_VIRTIO_BALLOON=y
+CONFIG_VIRTIO_BLK=y
+CONFIG_VIRTIO_MEM=y
+CONFIG_VIRTIO_NET=y
+CONFIG_VIRTIO_RNG=y

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Fuzz both sides of migration: record seeds, then run one libFuzzer for each side.
+
+Writes build/reports/fuzz.json. A finding is kept in build/fuzzing, and the line that repeats it is
+printed; the exit status is 1 then. See docs/fuzz.md.
+"""
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+
+import seeds  # noqa: E402
+
+BINARY = ROOT / "build/fuzz/qemu-fuzz-x86_64"
+WORK = ROOT / "build/fuzzing"
+REPORT = ROOT / "build/reports/fuzz.json"
+SIDES = "source", "destination"
+# As long as the longest seed, and some copies of what is in it.
+MAX_BYTES = 450_000
+# The target itself says what hangs, earlier than libFuzzer does.
+TIMEOUT_S = 120
+# QEMU frees little when it ends; it may ask for memory that it does not use.
+SANITIZER = "detect_leaks=0:detect_stack_use_after_return=0:stack_trace_format='#%n %f %S'"
+FOUND = re.compile(r"ERROR: (?!libFuzzer: deadly signal)|Assertion|runtime error")
+
+
+def say(text):
+    print(f"fuzz: {text}", flush=True)
+
+
+def command(side, *words):
+    return [str(BINARY), f"--fuzz-target=migration-{side}", *map(str, words)]
+
+
+class Fuzzer:
+    """libFuzzer for one side; what it writes is in build/fuzzing."""
+
+    def __init__(self, side, seconds, seed, corpus):
+        self.side = side
+        self.log = WORK / f"{side}.log"
+        self.findings = WORK / "findings" / side
+        self.findings.mkdir(parents=True)
+        (WORK / "corpus" / side).mkdir(parents=True)
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command(side, f"-max_total_time={seconds}", f"-seed={seed}", f"-max_len={MAX_BYTES}",
+                        f"-timeout={TIMEOUT_S}", "-rss_limit_mb=0", "-print_final_stats=1", "-reload=0",
+                        f"-artifact_prefix={self.findings}/", WORK / "corpus" / side, corpus),
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                env=os.environ | {"ASAN_OPTIONS": SANITIZER})
+
+    def figures(self):
+        text = self.log.read_text(errors="replace")
+        # of lines such as "#123 NEW    cov: 4567 ft: ..."
+        progress = re.findall(r"^#(\d+)\t.* cov: (\d+) ft: (\d+) corp: (\d+)", text, re.M)
+        counters = re.search(r"\((\d+) inline 8-bit counters\)", text)
+        executions, covered, features, corpus = map(int, progress[-1]) if progress else (0, 0, 0, 0)
+        done = re.search(r"stat::number_of_executed_units: (\d+)", text)
+        return {
+            "executions_count": int(done[1]) if done else executions,
+            "covered_edges_count": covered,
+            "instrumented_edges_count": int(counters[1]) if counters else 0,
+            "covered_features_count": features,
+            "corpus_inputs_count": corpus,
+            "findings_count": len(self.found()),
+        }
+
+    def found(self):
+        return sorted(self.findings.iterdir())
+
+    def explain(self):
+        """What the first finding is, and how to repeat it."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        at = next((i for i, line in enumerate(lines) if FOUND.search(line)), max(0, len(lines) - 60))
+        print("\n".join(line.replace(f"{BINARY.parent}/../src/", "") for line in lines[at:at + 200]))
+        for finding in self.found():
+            say(f"FOUND by the {self.side}; to repeat it: ASAN_OPTIONS=\"{SANITIZER}\" "
+                + " ".join(command(self.side, finding)).replace(f"{ROOT}/", ""))
+        if not self.found():
+            say(f"the {self.side}'s fuzzer ended with status {self.process.returncode}: "
+                f"{self.log.relative_to(ROOT)}")
+
+
+def run(seconds, seed):
+    started = time.monotonic()
+    shutil.rmtree(WORK, ignore_errors=True)
+    say(f"seed {seed}, {seconds} s; recording migrations")
+    corpora = seeds.write(BINARY, WORK / "seeds")
+    fuzzers = [Fuzzer(side, seconds, seed + i, corpora[side]) for i, side in enumerate(SIDES)]
+    failed = []
+    try:
+        while True:
+            running = [f for f in fuzzers if f.process.poll() is None]
+            failed = [f for f in fuzzers if f.process.returncode]
+            if failed or not running:
+                break
+            time.sleep(0.5)
+    finally:
+        for fuzzer in fuzzers:
+            fuzzer.process.send_signal(signal.SIGINT)
+            fuzzer.process.wait()
+    figures = {
+        "seed": seed,
+        "duration_s": round(time.monotonic() - started, 1),
+        "sides": {f.side: f.figures() for f in fuzzers},
+    }
+    REPORT.parent.mkdir(parents=True, exist_ok=True)
+    REPORT.write_text(json.dumps(figures, indent=2) + "\n")
+    for side, f in figures["sides"].items():
+        say(f"{side}: {f['executions_count']} executions, {f['covered_edges_count']} of "
+            f"{f['instrumented_edges_count']} edges covered, {f['findings_count']} findings")
+    say(f"seed {seed}; wrote {REPORT.relative_to(ROOT)}")
+    for fuzzer in failed:
+        fuzzer.explain()
+    return not failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=60, help="to fuzz (60)")
+    parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 31), help="of the mutations (random)")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sys.exit(0 if run(options.seconds, options.seed) else 1)
+    except KeyboardInterrupt:
+        sys.exit("fuzz: interrupted")
+    except (AssertionError, OSError) as e:
+        sys.exit(f"fuzz: error: {e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Real migrations of the fuzzer's machine, recorded as inputs for both sides.
+
+The format of an input: tests/qtest/fuzz/migration_fuzz.h.
+"""
+import contextlib
+import os
+import re
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from qemu.qmp import ExecuteError
+from qemu.qmp.legacy import QEMUMonitorProtocol
+
+OPEN, SEND, CLOSE, WAIT, DO = range(5)
+READ, RUNNING = 0xff, 0xfe
+START_POSTCOPY, PAUSE, RECOVER, CANCEL, QUERY, TOUCH = range(6)
+# The bits of the first byte; those of the second are of bandwidths.
+CAPABILITIES = ("return-path", "postcopy-ram", "postcopy-preempt", "postcopy-blocktime", "xbzrle", "switchover-ack",
+                "multifd", "x-ignore-shared")
+SLOW = 1            # 32 KiB/s
+UNLIMITED = 0
+MAIN = 0
+# Messages of the return path that ask for pages
+REQUESTS = 3, 4
+TIMEOUT_S = 60
+# Of a recorded migration, as many requests are looked at one by one, on each connection.
+SINGLE_REQUESTS = 3
+
+POSTCOPY = "return-path", "postcopy-ram"
+# Name, capabilities, and what the user does
+SEEDS = (
+    ("precopy", (), "precopy"),
+    ("xbzrle", ("return-path", "xbzrle"), "precopy"),
+    ("switchover-ack", ("return-path", "switchover-ack"), "precopy"),
+    ("multifd", ("return-path", "multifd"), "precopy"),
+    ("ignore-shared", ("return-path", "x-ignore-shared"), "precopy"),
+    ("postcopy", POSTCOPY, "postcopy"),
+    ("blocktime", (*POSTCOPY, "postcopy-blocktime"), "postcopy"),
+    ("preempt", (*POSTCOPY, "postcopy-preempt"), "postcopy"),
+    ("recovery", POSTCOPY, "recovery"),
+    ("preempt-recovery", (*POSTCOPY, "postcopy-preempt"), "recovery"),
+)
+
+
+def record(op, arg, data=b""):
+    return struct.pack("<BBI", op, arg, len(data)) + data
+
+
+def asks(data):
+    """Whether a part of a return path, of whole messages, asks for a page."""
+    while len(data) >= 4:
+        kind, length = struct.unpack_from(">HH", data)
+        if kind in REQUESTS:
+            return True
+        data = data[4 + length:]
+    return False
+
+
+def statuses(build):
+    """The numbers of the statuses of a migration."""
+    text = (build / "qapi/qapi-types-migration.h").read_text()
+    names = re.findall(r"^ +MIGRATION_STATUS_(\w+),$", text, re.M)
+    return {name.lower().replace("_", "-"): number for number, name in enumerate(names)}
+
+
+class Tape:
+    """Between both sides: passes on and records what they send, in its order."""
+
+    def __init__(self, to, slow):
+        self.to = to
+        self.slow = slow                # the source's stream, so that pages are missed
+        self.events = []                # (what, channel, bytes)
+        self.lock = threading.Lock()
+        self.open = {}
+
+    def note(self, what, channel=0, data=b""):
+        with self.lock:
+            last = self.events[-1] if self.events else (None, None, b"")
+            if data and last[:2] == (what, channel) and (what == "source" or asks(data) == asks(last[2])):
+                data = self.events.pop()[2] + data
+            self.events.append((what, channel, data))
+
+    def listen(self, path):
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(path)
+        listening.listen()
+        threading.Thread(target=self._accept, args=(listening,), daemon=True).start()
+
+    def _accept(self, listening):
+        while True:
+            source, _ = listening.accept()
+            destination = socket.socket(socket.AF_UNIX)
+            destination.connect(self.to)
+            with self.lock:
+                channel = min(set(range(9)) - set(self.open))
+                self.open[channel] = source, destination
+            self.note("open", channel)
+            for a, b, what in (source, destination, "source"), (destination, source, "destination"):
+                threading.Thread(target=self._copy, args=(a, b, what, channel), daemon=True).start()
+
+    def _copy(self, a, b, what, channel):
+        with contextlib.suppress(OSError):
+            slow = self.slow and what == "source" and channel == MAIN
+            while (data := a.recv(4096 if slow else 65536)) and a in self.open.get(channel, ()):
+                self.note(what, channel, data)
+                b.sendall(data)
+                time.sleep(0.01 if slow else 0)
+        for end in a, b:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def requests(self):
+        with self.lock:
+            return sum(what == "destination" and asks(data) for what, _, data in self.events)
+
+    def cut(self):
+        self.note("cut")
+        for ends in self.open.values():
+            for end in ends:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+        self.open = {}
+
+
+class Side:
+    def __init__(self, binary, name, directory):
+        qmp = f"{directory}/{name}.qmp"
+        self.log = open(f"{directory}/{name}.log", "w+")
+        self.process = subprocess.Popen(
+            [binary, f"--fuzz-target=migration-{name}"], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
+            env=os.environ | {"MIGRATION_FUZZ_PLAIN": f"-qmp unix:{qmp},server=on,wait=off"})
+        self.qmp = QEMUMonitorProtocol(qmp)
+        self.until(lambda: Path(qmp).exists(), "QMP")
+        self.qmp.connect()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        with contextlib.suppress(Exception):
+            self.qmp.close()
+        self.log.close()
+
+    def until(self, condition, what):
+        end = time.monotonic() + TIMEOUT_S
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.log.seek(0)
+                info = self.process.poll() is None and self.cmd("query-migrate")
+                raise AssertionError(f"no {what} within {TIMEOUT_S} s: {info}\n{self.log.read()}")
+            time.sleep(0.01)
+
+    def cmd(self, name, **arguments):
+        return self.qmp.cmd(name, **{key.replace("_", "-"): value for key, value in arguments.items()})
+
+    def wait_status(self, *wanted):
+        self.until(lambda: self.cmd("query-migrate").get("status") in wanted, " or ".join(wanted))
+
+
+def migrate(source, destination, tape, directory, capabilities, way):
+    for side in source, destination:
+        side.cmd("migrate-set-capabilities",
+                 capabilities=[{"capability": c, "state": c in capabilities} for c in CAPABILITIES])
+    if way != "precopy":
+        source.cmd("migrate-set-parameters", max_bandwidth=16384 << SLOW, downtime_limit=1,
+                   max_postcopy_bandwidth=16384 << SLOW)
+    destination.cmd("migrate-incoming", uri=f"unix:{tape.to}")
+    tape.listen(f"{directory}/first")
+    source.cmd("migrate", uri=f"unix:{directory}/first")
+    if way != "precopy":
+        source.cmd("migrate-start-postcopy")
+        source.wait_status("postcopy-active", "completed")
+        if source.cmd("query-migrate")["status"] == "completed":
+            return False                # All was sent before
+        destination.wait_status("postcopy-active")
+        # A thread that reads all memory; /dev/null would not
+        destination.until(lambda: destination.cmd("query-status")["status"] != "inmigrate", "guest")
+        destination.cmd("dump-guest-memory", paging=False, protocol=f"file:{directory}/dump", detach=True)
+        destination.until(lambda: tape.requests(), "page requests")
+    if way == "recovery":
+        tape.cut()
+        for side in source, destination:
+            side.wait_status("postcopy-paused")
+        Path(tape.to).unlink(missing_ok=True)
+        destination.cmd("migrate-recover", uri=f"unix:{tape.to}")
+        tape.listen(f"{directory}/second")
+        source.cmd("migrate", uri=f"unix:{directory}/second", resume=True)
+        source.wait_status("postcopy-active", "completed")
+    with contextlib.suppress(ExecuteError):
+        # Not while this is being recovered
+        source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+    for side in source, destination:
+        side.wait_status("completed")
+    return True
+
+
+def events(tape):
+    """What has happened, with all that was sent at once after some requests."""
+    merged, requests = [], 0
+    for what, channel, data in tape.events:
+        if what == "destination" and asks(data):
+            requests += 1
+        elif what in ("cut", "open"):
+            requests = 0
+        same = (i for i in range(len(merged) - 1, -1, -1) if merged[i][:2] == (what, channel))
+        if requests > SINGLE_REQUESTS and (i := next(same, None)) is not None:
+            merged[i] = what, channel, merged[i][2] + data
+        else:
+            merged.append((what, channel, data))
+    return merged
+
+
+def for_destination(tape, status):
+    records, last = [], None
+    for what, channel, data in events(tape):
+        if what == "cut":
+            records += [record(WAIT, RUNNING), record(CLOSE, MAIN), record(CLOSE, 1),
+                        record(WAIT, status["postcopy-paused"]), record(DO, QUERY), record(DO, RECOVER)]
+        elif what == "open":
+            records += [record(WAIT, READ), record(OPEN, channel)]
+        elif what == "source":
+            if last == "destination":
+                records.append(record(WAIT, READ))
+            records.append(record(SEND, channel, data))
+        elif what == "destination" and asks(data):
+            records += [record(WAIT, RUNNING), record(DO, TOUCH, bytes([10]))]
+        last = what
+    return records
+
+
+def for_source(tape, status, way):
+    records = [record(WAIT, status["active"]) if way == "precopy" else record(DO, START_POSTCOPY)]
+    for what, channel, data in events(tape):
+        if what == "cut":
+            records += [record(CLOSE, MAIN), record(CLOSE, 1), record(WAIT, status["postcopy-paused"]),
+                        record(DO, QUERY), record(DO, RECOVER), record(WAIT, status["postcopy-recover"])]
+        elif what == "open":
+            records.append(record(OPEN, channel))
+        elif what == "destination":
+            if asks(data):
+                records.append(record(WAIT, status["postcopy-active"]))
+            records.append(record(SEND, channel, data))
+    return [*records, record(WAIT, status["completed"])]
+
+
+def write(binary, to):
+    """Record all seeds; returns the directories by side."""
+    status = statuses(binary.parent)
+    directories = {side: to / side for side in ("source", "destination")}
+    for directory in directories.values():
+        directory.mkdir(parents=True)
+    for name, capabilities, way in SEEDS:
+        done = False
+        while not done:
+            with (tempfile.TemporaryDirectory(prefix="fuzz-") as tmp, Side(binary, "source", tmp) as source,
+                  Side(binary, "destination", tmp) as destination):
+                tape = Tape(f"{tmp}/in", way != "precopy")
+                done = migrate(source, destination, tape, tmp, capabilities, way)
+        bits = sum(1 << CAPABILITIES.index(c) for c in capabilities)
+        speed = UNLIMITED if way == "precopy" else SLOW | SLOW << 4
+        for side, records in (("source", for_source(tape, status, way)),
+                              ("destination", for_destination(tape, status))):
+            (directories[side] / name).write_bytes(bytes([bits, speed]) + b"".join(records))
+    return directories
