@@ -36,8 +36,9 @@ inject: build    ## build the fork with points at which tests hold and fail its 
 	@scripts/setup inject $(ARCH)
 	@scripts/ninja build/inject$(S) qemu-system-$(ARCH)
 
-guest: build     ## build the guest payload and the raw KVM bench: build/guest, build/bench
+guest: build     ## build the guest payload, the Linux guest and the raw KVM bench: build/guest, build/bench
 	@$(MAKE) -s -C tests/guest ARCH=$(ARCH) O=$(CURDIR)/build/guest$(S)
+	@$(if $(S),,build/venv/bin/python tests/linux-guest/linux_guest.py)
 	@$(MAKE) -s -C tests/bench/demand-paging $(if $(S),CROSS=aarch64-linux-gnu-) O=$(CURDIR)/build/bench$(S)
 
 kernel:          ## build the lab's Linux, once for all clones

@@ -100,8 +100,7 @@ class Side:
         lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
         argv = [
             *wrapper, path_of(lab.arch, qemu), *("-name", f"{name},debug-threads=on", *lab.qemu_words),
-            *guest.arguments(name, self.console, **{"payload": guest.payload("touch", lab.arch)} | options,
-                             arch=lab.arch),
+            *self.guest_arguments(options),
             *("-qmp", f"tcp:{lab.address}:{self.port},server=on,wait=off"),
             *("-pidfile", self.pidfile),
             *arguments,
@@ -109,6 +108,11 @@ class Side:
         if traced and qemu in (FORK, INJECT):
             argv += [word for event in TRACE for word in ("-trace", event)] + ["-D", self.trace_log]
         self.job = lab.job(f"QEMU_INJECT={self.inject.directory} exec " + shlex.join(argv))
+
+    def guest_arguments(self, options):
+        return guest.arguments(self.name, self.console,
+                               **{"payload": guest.payload("touch", self.lab.arch)} | options,
+                               arch=self.lab.arch)
 
     def connect(self):
         # L1's QEMU accepts connections before the one in L1 does.
@@ -195,6 +199,8 @@ class Pair:
     traced: write a trace, for Side.trace(); wrapper: words before the destination's command;
     destination_lab: another L1 for it; other options: as for guest.arguments()."""
 
+    Side = Side
+
     def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine=None, memory_mb=32,
                  backend=None, capabilities=("postcopy-preempt",), source_options=(),
                  destination_options=(), cpus=4, tls=None, traced=True, wrapper=(),
@@ -228,7 +234,7 @@ class Pair:
     def __enter__(self):
         try:
             for lab, side in zip((self.lab, self.destination_lab), self._sides):
-                self.sides.append(Side(lab, *side))
+                self.sides.append(self.Side(lab, *side))
             self.source, self.destination = self.sides
             for side in self.sides:
                 side.connect()
