@@ -230,7 +230,11 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
     for (guint i = 0; waiters && i < waiters->len; i++) {
         PostcopyWaiter *waiter = g_ptr_array_index(waiters, i);
 
-        qemu_event_set(&waiter->woken);
+        if (waiter->come) {
+            waiter->come(waiter);
+        } else {
+            qemu_event_set(&waiter->woken);
+        }
     }
     return uffd;
 }

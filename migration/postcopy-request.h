@@ -41,6 +41,11 @@ typedef struct PostcopyWaiter {
     void *page;
     /* Host page of the wait that a kick ended, or NULL.  Waiter's own. */
     void *kicked;
+    /*
+     * If not NULL, nobody sleeps: called in place of waking, without the lock,
+     * by the thread that has placed the page.  Constant.
+     */
+    void (*come)(struct PostcopyWaiter *waiter);
 } PostcopyWaiter;
 
 /* A fault, as one of the two front ends learned of it */
