@@ -15,7 +15,7 @@ endif
 FORK = qemu-system-$(ARCH) tests/qtest/migration-test tests/qtest/postcopy-fault-exits-test
 ifeq ($(ARCH),x86_64)
 FORK += tests/unit/test-postcopy-request tests/unit/test-postcopy-place \
-	tests/unit/test-postcopy-mirror \
+	tests/unit/test-postcopy-mirror tests/unit/test-postcopy-async \
 	tests/unit/test-guest-time tests/unit/test-guest-time-arm \
 	tests/unit/test-snapshot-holes
 endif
