@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock inject guest kernel aarch64 check-quick check check-slow demo soak bench bench-begin bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-counter lab-shell branch help
+.PHONY: all build stock inject guest kernel aarch64 check-quick check check-slow demo soak bench bench-begin bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -63,7 +63,7 @@ demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then 
 BENCH = build/venv/bin/python tests/bench
 BENCH_OPTIONS = $(if $(QUICK),--quick)
 BENCHES = bench-demand-paging bench-postcopy $(if $(QUICK),,bench-postcopy-more) bench-breakdown \
-	$(if $(QUICK),,bench-model) bench-guest-time bench-snapshot
+	$(if $(QUICK),,bench-model) bench-guest-time bench-snapshot bench-async
 bench: bench-begin $(BENCHES) ## all benches, then build/reports/report.md; QUICK=1: the short ones, in five minutes
 	@$(BENCH)/report.py
 
@@ -97,6 +97,9 @@ bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: 
 bench-snapshot: stock guest kernel ## background snapshots of stock QEMU and of the fork, on this host and in the lab
 	@$(BENCH)/snapshot.py $(BENCH_OPTIONS)
 	@$(if $(QUICK),,$(BENCH)/snapshot.py --lab --rounds 1)
+
+bench-async: stock guest kernel ## what a Linux guest does during post-copy: async page faults from exits, exits, none, stock
+	@$(BENCH)/async.py $(BENCH_OPTIONS)
 
 bench-counter: aarch64 ## what it costs an arm64 guest to read its counters, in the lab
 	@build/venv/bin/python tests/bench/counter.py

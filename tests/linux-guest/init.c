@@ -44,10 +44,11 @@ static struct parameter {
                                            a thread that interrupts all processors */
     { "mem", 32 },                      /* MiB of all writers */
     { "interval", 250 },                /* ms between reports */
+    { "offline", 0 },                   /* a thread takes the last processor off and on */
     { "huge", 0 },                      /* transparent huge pages in the guest, too */
 };
 
-enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, HUGE };
+enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, HUGE };
 
 #define P(what) (parameters[what].value)
 
@@ -266,6 +267,25 @@ static void *interrupter(void *opaque)
     return NULL;
 }
 
+static atomic_ulong offs;
+
+static void *offliner(void *opaque)
+{
+    char path[64];
+    int fd;
+
+    snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%lu/online", (unsigned long)opaque);
+    fd = open(path, O_WRONLY);
+    for (;;) {
+        if (write(fd, "0", 1) != 1 || (usleep(20000), write(fd, "1", 1) != 1)) {
+            complain("processor", (unsigned long)opaque, errno, 0);
+            return NULL;
+        }
+        atomic_fetch_add(&offs, 1);
+        usleep(100000);
+    }
+}
+
 static void start(void *(*run)(void *), unsigned long n, int cpu, int priority)
 {
     pthread_attr_t attr;
@@ -341,8 +361,8 @@ static void *reporter(void *opaque)
         n += counters(text + n, sizeof(text) - n, "computer", computed, P(COMPUTERS));
         n += counters(text + n, sizeof(text) - n, "forker", forks, P(FORKERS));
         n += counters(text + n, sizeof(text) - n, "copier", copies, P(COPIERS));
-        say("ms=%lu real=%lu%.*s sweeps=%lu answers=%lu answer_max=%lu late_max=%lu bad=%lu\n",
-            now / 1000, now_us(CLOCK_REALTIME) / 1000, n, text, atomic_load(&sweeps),
+        say("ms=%lu real=%lu%.*s sweeps=%lu offs=%lu answers=%lu answer_max=%lu late_max=%lu bad=%lu\n",
+            now / 1000, now_us(CLOCK_REALTIME) / 1000, n, text, atomic_load(&sweeps), atomic_load(&offs),
             atomic_load(&answers), atomic_exchange(&answer_max, 0), atomic_exchange(&late_max, 0),
             atomic_load(bad));
         usleep(P(INTERVAL) * 1000);
@@ -357,6 +377,7 @@ int main(void)
     struct termios settings;
 
     mount("proc", "/proc", "proc", 0, NULL);
+    mount("sysfs", "/sys", "sysfs", 0, NULL);
     mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
     console = open("/dev/hvc0", O_WRONLY | O_NOCTTY);
     if (console < 0) {
@@ -393,10 +414,10 @@ int main(void)
 
     start(reporter, 0, -1, 10);
     for (unsigned long i = 0; i < P(WRITERS); i++) {
-        start(writer, i, i % cpus, 0);
+        start(writer, i, P(OFFLINE) ? -1 : (int)i % cpus, 0);
     }
     for (unsigned long i = 0; i < P(COMPUTERS); i++) {
-        start(computer, i, i % cpus, 0);
+        start(computer, i, P(OFFLINE) ? -1 : (int)i % cpus, 0);
     }
     for (unsigned long i = 0; i < P(COPIERS); i++) {
         /* All but the first processor, which the interrupting thread has */
@@ -404,6 +425,9 @@ int main(void)
     }
     if (P(COPIERS)) {
         start(interrupter, 0, 0, 5);
+    }
+    if (P(OFFLINE)) {
+        start(offliner, cpus - 1, 0, 0);
     }
     say("ready\n");
     for (;;) {

@@ -2,6 +2,7 @@
 """Two QEMUs in the lab, and the migration of the Linux guest from one to the other: as Pair of
 tests/postcopy/pair.py, with parameters of init.c as options."""
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +29,7 @@ class LinuxSide(pair.Side):
 
         def ready():
             self.check()
-            return self.report().ready
+            return self.report().boots
         return pair.until(ready, "the Linux guest has booted", timeout=90)
 
     def kernel_log(self):
@@ -61,6 +62,40 @@ class LinuxPair(pair.Pair):
         lines = pair.until(swept, "the guest has checked its memory", timeout=60)
         self.check_logs()
         return lines
+
+    def async_counts(self):
+        return self.destination.cmd("query-migrate").get("postcopy-async")
+
+    def until_outstanding(self):
+        """Let the source send nothing at a time at which guest tasks sleep for pages. All vCPUs may
+        happen to be in the guest's kernel, and wait there."""
+        for _ in range(40):
+            self.source.signal("STOP")
+            time.sleep(0.5)
+            counts = self.async_counts()
+            if counts["outstanding"]:
+                return counts
+            self.source.signal("CONT")
+            time.sleep(0.3)
+        raise AssertionError(f"no task waits for a page: {counts}")
+
+    def fast(self):
+        """The source sends all that is left."""
+        self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+
+    def next(self):
+        """The destination is the source of another migration."""
+        end, self.source = self.source, self.destination
+        end.end()
+        name, qemu, _, options, traced, *_ = self._sides[0 if end.name == "source" else 1]
+        self.destination = LinuxSide(self.lab, name, qemu, self._sides[1][2], options, traced)
+        self.sides = [self.source, self.destination]
+        self.destination.connect()
+        for side in self.sides:
+            side.cmd("migrate-set-capabilities",
+                     capabilities=[{"capability": c, "state": True} for c in self.capabilities])
+        if self.exits:
+            self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
 
     def check_logs(self):
         for side in self.sides:
