@@ -68,10 +68,14 @@ void postcopy_async_drained(void)
         return;
     }
     for (unsigned i = 0; i < async_vcpus_num; i++) {
-        if (postcopy_async_outstanding(&async_vcpus[i])) {
+        if (!postcopy_async_idle(&async_vcpus[i])) {
             return;
         }
     }
+    /*
+     * A vCPU that takes a token from now on is told that the page has been
+     * received, and gives it back.
+     */
     if (qatomic_cmpxchg(&async_state, DRAINING, OFF) == DRAINING) {
         trace_postcopy_async_drained();
         async_ops->stop();
@@ -121,8 +125,8 @@ static void kick(void *opaque)
     cpus_kick_thread(opaque);
 }
 
-static PostcopyFaultResult async_fault(CPUState *cpu, RAMBlock **rb,
-                                       ram_addr_t *start)
+static PostcopyFaultResult fault(CPUState *cpu, RAMBlock **rb,
+                                 ram_addr_t *start)
 {
     PostcopyAsyncVCPU *v;
     PostcopyToken *t;
@@ -200,6 +204,16 @@ refused:
     trace_postcopy_async_refused(cpu->cpu_index, why, halt);
     postcopy_async_refused(v, why);
     return POSTCOPY_FAULT_WAIT;
+}
+
+static PostcopyFaultResult async_fault(CPUState *cpu, RAMBlock **rb,
+                                       ram_addr_t *start)
+{
+    PostcopyFaultResult result = fault(cpu, rb, start);
+
+    /* All pages may have come while this had the last token */
+    postcopy_async_drained();
+    return result;
 }
 
 static void async_fill_info(MigrationInfo *info)

@@ -275,6 +275,17 @@ unsigned postcopy_async_outstanding(PostcopyAsyncVCPU *v)
     return v->outstanding;
 }
 
+bool postcopy_async_idle(PostcopyAsyncVCPU *v)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
+        if (v->tokens[i].state != POSTCOPY_TOKEN_FREE) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void postcopy_async_count(PostcopyAsyncVCPU *v, PostcopyAsyncCounts *counts)
 {
     QEMU_LOCK_GUARD(&v->lock);

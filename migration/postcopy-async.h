@@ -149,6 +149,8 @@ void postcopy_async_refused(PostcopyAsyncVCPU *v, PostcopyAsyncRefusal why);
 
 /* Number of tokens that the guest knows.  Any thread. */
 unsigned postcopy_async_outstanding(PostcopyAsyncVCPU *v);
+/* Whether all tokens are free: none is about to be announced.  Any thread. */
+bool postcopy_async_idle(PostcopyAsyncVCPU *v);
 /* Add to @counts.  Any thread. */
 void postcopy_async_count(PostcopyAsyncVCPU *v, PostcopyAsyncCounts *counts);
 

@@ -167,11 +167,15 @@ static void test_page_comes_while_it_is_announced(Fixture *f,
     PostcopyToken *t = ask(f, 1);
 
     g_assert_false(postcopy_async_come(t));
+    /* All pages have come, but nothing may end yet */
+    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 0);
+    g_assert_false(postcopy_async_idle(f->v));
     /* The guest has the exception already, but the core does not know */
     come(f->r, 1);
     no_token_is_sent(f);
     postcopy_async_announced(t, true);
     send_and_take(f, t->number);
+    g_assert_true(postcopy_async_idle(f->v));
 }
 
 static void test_not_announced(Fixture *f, gconstpointer data)
