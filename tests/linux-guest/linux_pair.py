@@ -29,7 +29,9 @@ class LinuxSide(pair.Side):
 
         def ready():
             self.check()
-            return self.report().boots
+            report = self.report()
+            # It has booted elsewhere if it has moved here
+            return report.boots or report.lines
         return pair.until(ready, "the Linux guest has booted", timeout=90)
 
     def kernel_log(self):
@@ -62,6 +64,12 @@ class LinuxPair(pair.Pair):
         lines = pair.until(swept, "the guest has checked its memory", timeout=60)
         self.check_logs()
         return lines
+
+    def until_reports(self, n=10):
+        """The guest has reported so often from the destination: what it and its console touch without
+        end has come, so that QEMU's main thread misses no page if the source falls silent."""
+        return pair.until(lambda: len(lines := self.destination.report().lines) >= n and lines,
+                          f"{n} reports from the destination", timeout=60)
 
     def async_counts(self):
         return self.destination.cmd("query-migrate").get("postcopy-async")
@@ -107,7 +115,7 @@ class LinuxPair(pair.Pair):
 
     def check_threads(self, seconds=10):
         """Each thread goes on: its counter advances."""
-        first = self.destination.report().lines[-1]
+        first = self.until_reports(1)[-1]
         names = [k for k in first if k.rstrip("0123456789") in ("writer", "computer", "forker", "copier")]
 
         def advanced():
