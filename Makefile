@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock inject guest kernel aarch64 check-quick check check-slow demo soak fuzz bench bench-begin bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-counter lab-shell branch help
+.PHONY: all build stock inject guest kernel aarch64 check-quick check check-slow demo soak fuzz bench bench-begin bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -15,7 +15,7 @@ endif
 FORK = qemu-system-$(ARCH) tests/qtest/migration-test tests/qtest/postcopy-fault-exits-test
 ifeq ($(ARCH),x86_64)
 FORK += tests/unit/test-postcopy-request tests/unit/test-postcopy-place \
-	tests/unit/test-postcopy-mirror \
+	tests/unit/test-postcopy-mirror tests/unit/test-postcopy-async \
 	tests/unit/test-guest-time tests/unit/test-guest-time-arm \
 	tests/unit/test-snapshot-holes
 endif
@@ -36,8 +36,9 @@ inject: build    ## build the fork with points at which tests hold and fail its 
 	@scripts/setup inject $(ARCH)
 	@scripts/ninja build/inject$(S) qemu-system-$(ARCH)
 
-guest: build     ## build the guest payload and the raw KVM bench: build/guest, build/bench
+guest: build     ## build the guest payload, the Linux guest and the raw KVM bench: build/guest, build/bench
 	@$(MAKE) -s -C tests/guest ARCH=$(ARCH) O=$(CURDIR)/build/guest$(S)
+	@$(if $(S),,build/venv/bin/python tests/linux-guest/linux_guest.py)
 	@$(MAKE) -s -C tests/bench/demand-paging $(if $(S),CROSS=aarch64-linux-gnu-) O=$(CURDIR)/build/bench$(S)
 
 kernel:          ## build the lab's Linux, once for all clones
@@ -62,7 +63,7 @@ demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then 
 BENCH = build/venv/bin/python tests/bench
 BENCH_OPTIONS = $(if $(QUICK),--quick)
 BENCHES = bench-demand-paging bench-postcopy $(if $(QUICK),,bench-postcopy-more) bench-breakdown \
-	$(if $(QUICK),,bench-model) bench-guest-time bench-snapshot
+	$(if $(QUICK),,bench-model) bench-guest-time bench-snapshot bench-async
 bench: bench-begin $(BENCHES) ## all benches, then build/reports/report.md; QUICK=1: the short ones, in five minutes
 	@$(BENCH)/report.py
 
@@ -96,6 +97,9 @@ bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: 
 bench-snapshot: stock guest kernel ## background snapshots of stock QEMU and of the fork, on this host and in the lab
 	@$(BENCH)/snapshot.py $(BENCH_OPTIONS)
 	@$(if $(QUICK),,$(BENCH)/snapshot.py --lab --rounds 1)
+
+bench-async: stock guest kernel ## what a Linux guest does during post-copy: async page faults from exits, exits, none, stock
+	@$(BENCH)/async.py $(BENCH_OPTIONS)
 
 bench-counter: aarch64 ## what it costs an arm64 guest to read its counters, in the lab
 	@build/venv/bin/python tests/bench/counter.py

@@ -66,6 +66,14 @@ typedef struct VCPUFault {
  */
 static VCPUFault *vcpu_faults;
 
+/* Set before the machine runs, or NULL */
+static const PostcopyFaultHooks *fault_hooks;
+
+void postcopy_fault_set_hooks(const PostcopyFaultHooks *hooks)
+{
+    fault_hooks = hooks;
+}
+
 static bool received(RAMBlock *rb, ram_addr_t start)
 {
     /* Blocks that are not migrated have no bitmap and miss nothing */
@@ -173,37 +181,49 @@ static int populate(CPUState *cpu, VCPUFault *vf, RAMBlock *rb,
     return 1;
 }
 
-static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
+PostcopyPageState postcopy_fault_begin(CPUState *cpu, RAMBlock *rb,
+                                       ram_addr_t start,
+                                       PostcopyWaiter *waiter)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
-    VCPUFault *vf = &vcpu_faults[cpu->cpu_index];
-    ram_addr_t start = ROUND_DOWN(offset, qemu_ram_pagesize(rb));
-    void *host = rb->host + start;
     PostcopyFault fault = {
         .cpu = cpu->cpu_index,
         .tid = cpu->thread_id,
-        .waiter = &vf->waiter,
+        .waiter = waiter,
     };
+    PostcopyPageState state;
+
+    state = postcopy_request_begin(mis->page_requests, rb, start,
+                                   rb->host + start, &fault);
+    trace_postcopy_fault_exit(cpu->cpu_index, qemu_ram_get_idstr(rb), start,
+                              state);
+    if (state == POSTCOPY_PAGE_RECEIVED) {
+        return state;
+    }
+    migration_inject_hold("postcopy-exit");
+    if (state == POSTCOPY_PAGE_ASK) {
+        /*
+         * If the source cannot be asked, the wait lasts until recovery asks.
+         * The socket cannot fill up, since a vCPU asks for few pages at a time.
+         */
+        ask(mis, rb, start, false);
+    }
+    return state;
+}
+
+static int wait_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t start)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    VCPUFault *vf = &vcpu_faults[cpu->cpu_index];
     PostcopyPageState state;
     bool placed;
 
-    state = postcopy_request_begin(mis->page_requests, rb, start, host,
-                                   &fault);
-    trace_postcopy_fault_exit(cpu->cpu_index, qemu_ram_get_idstr(rb), start,
-                              state);
+    state = postcopy_fault_begin(cpu, rb, start, &vf->waiter);
     if (state == POSTCOPY_PAGE_RECEIVED) {
         return populate(cpu, vf, rb, start);
     }
 
     vf->populated = NULL;
-    migration_inject_hold("postcopy-exit");
-    if (state == POSTCOPY_PAGE_ASK) {
-        /*
-         * If the source cannot be asked, the wait lasts until recovery asks.
-         * The socket cannot fill up, since a vCPU asks for one page at a time.
-         */
-        ask(mis, rb, start, false);
-    }
 
     /*
      * Pairs with cpus_kick_thread(), which sets thread_kicked before
@@ -221,6 +241,21 @@ static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
      * vCPU thread does what it was kicked for, and comes back after that.
      */
     return placed;
+}
+
+static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
+{
+    ram_addr_t start = ROUND_DOWN(offset, qemu_ram_pagesize(rb));
+
+    switch (fault_hooks ? fault_hooks->fault(cpu, &rb, &start)
+                        : POSTCOPY_FAULT_WAIT) {
+    case POSTCOPY_FAULT_ENTER:
+        return 0;
+    case POSTCOPY_FAULT_WAIT_FOR_ANOTHER:
+        return MIN(wait_fault(cpu, rb, start), 0);
+    default:
+        return wait_fault(cpu, rb, start);
+    }
 }
 
 static void exit_kick(CPUState *cpu)
@@ -290,6 +325,10 @@ static void exits_enable(void)
         /* The guest has left the source: go on without */
         warn_reportf_err(g_steal_pointer(&err),
                          "postcopy uses userfaultfd alone: ");
+        return;
+    }
+    if (fault_hooks) {
+        fault_hooks->start();
     }
 }
 
@@ -304,6 +343,9 @@ void postcopy_fault_stop(MigrationIncomingState *mis)
 {
     kvm_exit_on_missing_disable();
     postcopy_requests_stop(mis->page_requests);
+    if (fault_hooks) {
+        fault_hooks->stop();
+    }
 }
 
 void postcopy_fault_ask_again(MigrationIncomingState *mis)
@@ -448,6 +490,9 @@ void postcopy_fault_fill_info(MigrationInfo *info)
         stats->oldest->wait_ms = oldest.age_ns / SCALE_MS;
     }
     info->postcopy_faults = stats;
+    if (fault_hooks) {
+        fault_hooks->fill_info(info);
+    }
 
     postcopy_requests_meter(mis->page_requests, &meter);
     fill_latencies(info, &meter);

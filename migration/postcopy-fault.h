@@ -21,6 +21,39 @@ void postcopy_fault_init(MigrationIncomingState *mis);
  */
 bool postcopy_fault_exits_check(Error **errp);
 
+typedef enum PostcopyFaultResult {
+    /* The vCPU has to wait for the page */
+    POSTCOPY_FAULT_WAIT,
+    /*
+     * The vCPU has to wait for another page, to which the arguments were
+     * changed, before it enters the guest and faults again
+     */
+    POSTCOPY_FAULT_WAIT_FOR_ANOTHER,
+    /* Enter the guest */
+    POSTCOPY_FAULT_ENTER,
+} PostcopyFaultResult;
+
+/* What vCPUs can do other than wait */
+typedef struct PostcopyFaultHooks {
+    /*
+     * Bracket the time in which vCPUs may exit for missing pages.  start() is
+     * called with the BQL before any vCPU runs.
+     */
+    void (*start)(void);
+    void (*stop)(void);
+    /*
+     * @cpu has left KVM_RUN since the page at *@start in *@rb is missing.  In
+     * the vCPU's thread, without the BQL.
+     */
+    PostcopyFaultResult (*fault)(CPUState *cpu, RAMBlock **rb,
+                                 ram_addr_t *start);
+    /* For query-migrate */
+    void (*fill_info)(MigrationInfo *info);
+} PostcopyFaultHooks;
+
+/* Called before the machine runs; @hooks must live for ever */
+void postcopy_fault_set_hooks(const PostcopyFaultHooks *hooks);
+
 /*
  * Bracket the time in which pages may be missing.  postcopy_fault_start() is
  * called with the BQL before any vCPU runs; postcopy_fault_stop() when all
@@ -38,6 +71,14 @@ void postcopy_fault_stop(MigrationIncomingState *mis);
  */
 bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
                          ram_addr_t start, const PostcopyFault *fault);
+
+/*
+ * A vCPU has missed a page: ask for it if nobody has.  @waiter is woken, or
+ * called, when it has come, unless the answer is POSTCOPY_PAGE_RECEIVED.
+ */
+PostcopyPageState postcopy_fault_begin(CPUState *cpu, RAMBlock *rb,
+                                       ram_addr_t start,
+                                       PostcopyWaiter *waiter);
 
 /*
  * The source has resumed: let requests pass again, and ask again for all that

@@ -66,3 +66,20 @@ def rates(name, title, panels, y, x="vCPUs", dashed=()):
         axis.legend(fontsize=7.5)
     figure.suptitle(title)
     _save(figure, name)
+
+
+def over_time(name, title, panels, x):
+    """panels: {title: {curve: [[(x, y), ...] of each round]}}: all rounds, thin, in the colour of their
+    curve; the legend has the medians of their ends."""
+    figure, axes = _panels(panels, 3.6)
+    for axis, (panel, curves) in axes:
+        for colour, (label, rounds) in zip(COLOURS, curves.items()):
+            end = statistics.median(points[-1][1] for points in rounds)
+            for n, points in enumerate(rounds):
+                axis.plot(*zip(*points), color=colour, linewidth=0.9, alpha=0.8,
+                          label=None if n else f"{label}: {end:.0f}")
+        axis.set(title=panel, xlabel=x, ylim=(0, None))
+        axis.grid(alpha=0.3)
+        axis.legend(loc="upper left", fontsize=7.5)
+    figure.suptitle(title)
+    _save(figure, name)

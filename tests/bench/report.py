@@ -14,7 +14,7 @@ from bench import REPORTS, ROOT
 
 # In this order, those that there are.
 NAMES = ("demand-paging", "bench-postcopy", "postcopy-vcpus", "postcopy-loads", "postcopy-network", "breakdown",
-         "breakdown-1", "model", "guest-time", "bench-snapshot")
+         "breakdown-1", "model", "guest-time", "bench-snapshot", "async")
 
 HEAD = """# Benchmarks
 

@@ -2,4 +2,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "guest"))
+for name in ("guest", "linux-guest"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / name))

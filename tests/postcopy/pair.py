@@ -37,8 +37,9 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "postcopy_fault_ask_again", "postcopy_fault_exits_off",
          "migration_rate_limit_post", "postcopy_mirror", "postcopy_mirror_memory", "postcopy_no_mirror",
          "postcopy_preempt_hit",
-         "postcopy_receive_twice", "qemu_loadvm_state_section",
-         "loadvm_handle_cmd_packaged_received",
+         "postcopy_receive_twice", "qemu_loadvm_state_section", "loadvm_handle_cmd_packaged_received",
+         "postcopy_async_off", "postcopy_async_announced", "postcopy_async_data",
+         "postcopy_async_drained", "kvm_async_pf_send", "kvm_async_pf_enable",
          "migration_completion_postcopy_end_after_complete",
          "kvm_guest_time_stop", "kvm_guest_time_start", "kvm_guest_time_clock",
          "kvm_guest_time_offset", "kvm_guest_time_no_instant",
@@ -102,8 +103,7 @@ class Side:
         lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
         argv = [
             *wrapper, path_of(lab.arch, qemu), *("-name", f"{name},debug-threads=on", *lab.qemu_words),
-            *guest.arguments(name, self.console, **{"payload": guest.payload("touch", lab.arch)} | options,
-                             arch=lab.arch),
+            *self.guest_arguments(options),
             *("-qmp", f"tcp:{lab.address}:{self.port},server=on,wait=off"),
             *("-pidfile", self.pidfile),
             *arguments,
@@ -111,6 +111,11 @@ class Side:
         if traced and qemu in (FORK, INJECT):
             argv += [word for event in TRACE for word in ("-trace", event)] + ["-D", self.trace_log]
         self.job = lab.job(f"QEMU_INJECT={self.inject.directory} exec " + shlex.join(argv))
+
+    def guest_arguments(self, options):
+        return guest.arguments(self.name, self.console,
+                               **{"payload": guest.payload("touch", self.lab.arch)} | options,
+                               arch=self.lab.arch)
 
     def connect(self):
         # L1's QEMU accepts connections before the one in L1 does.
@@ -201,6 +206,8 @@ class Pair:
     traced: write a trace, for Side.trace(); wrapper: words before the destination's command;
     destination_lab: another L1 for it; other options: as for guest.arguments()."""
 
+    Side = Side
+
     def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine=None, memory_mb=32,
                  backend=None, capabilities=("postcopy-preempt",), source_options=(),
                  destination_options=(), cpus=4, tls=None, traced=True, wrapper=(),
@@ -234,7 +241,7 @@ class Pair:
     def __enter__(self):
         try:
             for lab, side in zip((self.lab, self.destination_lab), self._sides):
-                self.sides.append(Side(lab, *side))
+                self.sides.append(self.Side(lab, *side))
             self.source, self.destination = self.sides
             for side in self.sides:
                 side.connect()

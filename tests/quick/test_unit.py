@@ -15,6 +15,8 @@ SOURCES = {
     "test-postcopy-place": ["migration/postcopy-place.c", "migration/postcopy-request.c",
                             "migration/postcopy-meter.c"],
     "test-postcopy-mirror": ["migration/postcopy-mirror.c"],
+    "test-postcopy-async": ["migration/postcopy-async.c", "migration/postcopy-request.c",
+                            "migration/postcopy-meter.c"],
     "test-snapshot-holes": ["migration/snapshot-holes.c"],
 }
 SKIPPED = 77  # the exit status that Meson takes for it

@@ -1,0 +1,83 @@
+/*
+ * Postcopy: what an architecture does for vCPUs that do not wait
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef INCLUDE_MIGRATION_POSTCOPY_ASYNC_OPS_H
+#define INCLUDE_MIGRATION_POSTCOPY_ASYNC_OPS_H
+
+#include "exec/hwaddr.h"
+#include "hw/core/cpu.h"
+
+/*
+ * Numbers of tokens are generation << 30 | index << 24 | vCPU's ID << 12 |
+ * 0xfff.  KVM's own have the ID, which is less than 4095, in the lower 12 bits,
+ * so that the two never meet in a guest.  0 and ~0 mean something else.
+ */
+#define POSTCOPY_ASYNC_MAX_ID 4094
+
+/* Why a guest cannot be told of a missing page */
+typedef enum PostcopyAsyncRefusal {
+    /* It can */
+    POSTCOPY_ASYNC_CAN,
+    /* It was in its kernel, and has not asked to be told there */
+    POSTCOPY_ASYNC_KERNEL,
+    /* An event is being delivered, or interrupts are off */
+    POSTCOPY_ASYNC_EVENT,
+    /* It has not taken what it was told before; or all tokens are in use */
+    POSTCOPY_ASYNC_BUSY,
+    /* It has not asked to be told */
+    POSTCOPY_ASYNC_WITHOUT,
+    POSTCOPY_ASYNC__MAX,
+} PostcopyAsyncRefusal;
+
+/* Of functions with a @cpu: called in its thread, without the BQL */
+typedef struct PostcopyAsyncOps {
+    /* Follow what guests say of async page faults.  With the BQL. */
+    bool (*start)(Error **errp);
+    /* No guest knows a token any more.  Once; any thread, without the BQL. */
+    void (*stop)(void);
+
+    /* The same on all hosts, at most POSTCOPY_ASYNC_MAX_ID */
+    unsigned (*id)(CPUState *cpu);
+
+    /**
+     * @can: whether the guest can be told of a page that it has just missed
+     *
+     * @halt: set to whether the vCPU can be halted until the page has come
+     * @data: set to an address that announce() accesses if it can
+     */
+    PostcopyAsyncRefusal (*can)(CPUState *cpu, bool *halt, hwaddr *data);
+    /* After @can: tell it */
+    PostcopyAsyncRefusal (*announce)(CPUState *cpu, uint32_t number);
+    /* After @can: let the next KVM_RUN serve interrupts only, until a kick */
+    bool (*halt)(CPUState *cpu);
+} PostcopyAsyncOps;
+
+/* Called before the machine runs; @ops must live for ever */
+void postcopy_async_set_ops(const PostcopyAsyncOps *ops);
+
+typedef struct PostcopyAsyncVCPU PostcopyAsyncVCPU;
+
+/* Of @cpu; NULL if there is no postcopy with async page faults */
+PostcopyAsyncVCPU *postcopy_async_vcpu(CPUState *cpu);
+
+/* Whether there is something to send.  Takes no lock. */
+bool postcopy_async_pending(PostcopyAsyncVCPU *v);
+/* The number of the token to be sent next, or 0 */
+uint32_t postcopy_async_next(PostcopyAsyncVCPU *v);
+/* The guest's slot is in use */
+void postcopy_async_slot_busy(PostcopyAsyncVCPU *v);
+/* The guest has taken what was sent */
+void postcopy_async_taken(PostcopyAsyncVCPU *v);
+/* What postcopy_async_next() has returned was sent */
+void postcopy_async_sent(PostcopyAsyncVCPU *v);
+/* The guest does not know its tokens any more.  Any thread. */
+void postcopy_async_forget(PostcopyAsyncVCPU *v);
+/* The vCPU is about to go: nobody may kick it any more */
+void postcopy_async_detach(PostcopyAsyncVCPU *v);
+/* A token was taken or forgotten: see whether it was the last one */
+void postcopy_async_drained(void);
+
+#endif

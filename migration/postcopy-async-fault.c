@@ -1,0 +1,257 @@
+/*
+ * Postcopy: vCPUs that do not wait for missing pages
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "exec/address-spaces.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "hw/boards.h"
+#include "system/cpus.h"
+#include "qapi/qapi-types-migration.h"
+#include "options.h"
+#include "postcopy-async.h"
+#include "postcopy-fault.h"
+#include "ram.h"
+#include "trace.h"
+
+/* Set before the machine runs */
+static const PostcopyAsyncOps *async_ops;
+
+/*
+ * By cpu_index, or NULL.  Made before the first vCPU runs on the destination,
+ * never freed.
+ */
+static PostcopyAsyncVCPU *async_vcpus;
+static unsigned async_vcpus_num;
+
+/*
+ * RUNNING: guests are told of missing pages.  DRAINING: all pages have come,
+ * and guests may not know that yet.  Atomic.
+ */
+enum { OFF, RUNNING, DRAINING };
+static int async_state;
+
+PostcopyAsyncVCPU *postcopy_async_vcpu(CPUState *cpu)
+{
+    if (qatomic_read(&async_state) == OFF) {
+        return NULL;
+    }
+    return &async_vcpus[cpu->cpu_index];
+}
+
+static void async_start(void)
+{
+    g_autoptr(Error) err = NULL;
+
+    if (migrate_postcopy_async_pf() == POSTCOPY_ASYNC_PF_OFF) {
+        trace_postcopy_async_off("parameter");
+        return;
+    }
+    if (!async_ops->start(&err)) {
+        trace_postcopy_async_off(error_get_pretty(err));
+        return;
+    }
+    if (!async_vcpus) {
+        async_vcpus_num = MACHINE(qdev_get_machine())->smp.max_cpus;
+        async_vcpus = postcopy_async_vcpus_new(async_vcpus_num);
+    }
+    qatomic_set_mb(&async_state, RUNNING);
+}
+
+void postcopy_async_drained(void)
+{
+    if (qatomic_read(&async_state) != DRAINING) {
+        return;
+    }
+    for (unsigned i = 0; i < async_vcpus_num; i++) {
+        if (!postcopy_async_idle(&async_vcpus[i])) {
+            return;
+        }
+    }
+    /*
+     * A vCPU that takes a token from now on is told that the page has been
+     * received, and gives it back.
+     */
+    if (qatomic_cmpxchg(&async_state, DRAINING, OFF) == DRAINING) {
+        trace_postcopy_async_drained();
+        async_ops->stop();
+    }
+}
+
+static void async_stop(void)
+{
+    if (qatomic_cmpxchg(&async_state, RUNNING, DRAINING) == RUNNING) {
+        postcopy_async_drained();
+    }
+}
+
+static bool received(RAMBlock *rb, ram_addr_t start)
+{
+    return !rb->receivedmap || ramblock_recv_bitmap_test_byte_offset(rb, start);
+}
+
+/* Whether the page of @gpa has come; if not, it is at *@start of *@rb */
+static bool data_received(hwaddr gpa, RAMBlock **rb, ram_addr_t *start)
+{
+    hwaddr offset, len = 1;
+    MemoryRegion *mr;
+    ram_addr_t page;
+
+    RCU_READ_LOCK_GUARD();
+    mr = address_space_translate(&address_space_memory, gpa, &offset, &len,
+                                 true, MEMTXATTRS_UNSPECIFIED);
+    if (!memory_region_is_ram(mr)) {
+        return true;
+    }
+    page = ROUND_DOWN(offset, qemu_ram_pagesize(mr->ram_block));
+    if (received(mr->ram_block, page)) {
+        return true;
+    }
+    *rb = mr->ram_block;
+    *start = page;
+    return false;
+}
+
+static void kick(void *opaque)
+{
+    /*
+     * A vCPU that waits for a page in QEMU is left alone: it cannot be told
+     * anything, and looks when it enters the guest.
+     */
+    cpus_kick_thread(opaque);
+}
+
+static PostcopyFaultResult fault(CPUState *cpu, RAMBlock **rb,
+                                 ram_addr_t *start)
+{
+    PostcopyAsyncVCPU *v;
+    PostcopyToken *t;
+    PostcopyAsyncRefusal why;
+    hwaddr data = 0;
+    bool halt = false;
+    void *host = (*rb)->host + *start;
+
+    if (qatomic_read(&async_state) != RUNNING || received(*rb, *start)) {
+        return POSTCOPY_FAULT_WAIT;
+    }
+
+    v = &async_vcpus[cpu->cpu_index];
+    if (v->opaque != cpu) {
+        postcopy_async_attach(v, async_ops->id(cpu), kick, cpu);
+    }
+
+    why = async_ops->can(cpu, &halt, &data);
+    if (why == POSTCOPY_ASYNC_CAN && !data_received(data, rb, start)) {
+        /* Once for each vCPU; as a wait in the kernel, it could not be ended */
+        trace_postcopy_async_data(cpu->cpu_index, data);
+        return POSTCOPY_FAULT_WAIT_FOR_ANOTHER;
+    }
+
+    t = postcopy_async_halted(v, host);
+    if (t) {
+        /* Back from an interrupt */
+        if (!halt) {
+            return POSTCOPY_FAULT_WAIT;
+        }
+        goto halted;
+    }
+    if (why != POSTCOPY_ASYNC_CAN && !halt) {
+        goto refused;
+    }
+    t = postcopy_async_get(v, host);
+    if (!t) {
+        why = POSTCOPY_ASYNC_BUSY;
+        goto refused;
+    }
+    if (postcopy_fault_begin(cpu, *rb, *start, &t->waiter) ==
+        POSTCOPY_PAGE_RECEIVED) {
+        postcopy_async_put(t);
+        return POSTCOPY_FAULT_WAIT;
+    }
+
+    if (why == POSTCOPY_ASYNC_CAN) {
+        if (postcopy_async_come(t)) {
+            postcopy_async_announced(t, false);
+            return POSTCOPY_FAULT_ENTER;
+        }
+        why = async_ops->announce(cpu, t->number);
+        if (why == POSTCOPY_ASYNC_CAN) {
+            trace_postcopy_async_announced(cpu->cpu_index, t->number,
+                                           qemu_ram_get_idstr(*rb), *start);
+            postcopy_async_announced(t, true);
+            return POSTCOPY_FAULT_ENTER;
+        }
+        if (!halt) {
+            postcopy_async_announced(t, false);
+            goto refused;
+        }
+    }
+    trace_postcopy_async_refused(cpu->cpu_index, why, halt);
+    postcopy_async_refused(v, why);
+
+halted:
+    /* In this order: a page that comes from now on ends the halt */
+    if (!postcopy_async_halt(t)) {
+        return POSTCOPY_FAULT_ENTER;
+    }
+    return async_ops->halt(cpu) ? POSTCOPY_FAULT_ENTER : POSTCOPY_FAULT_WAIT;
+
+refused:
+    trace_postcopy_async_refused(cpu->cpu_index, why, halt);
+    postcopy_async_refused(v, why);
+    return POSTCOPY_FAULT_WAIT;
+}
+
+static PostcopyFaultResult async_fault(CPUState *cpu, RAMBlock **rb,
+                                       ram_addr_t *start)
+{
+    PostcopyFaultResult result = fault(cpu, rb, start);
+
+    /* All pages may have come while this had the last token */
+    postcopy_async_drained();
+    return result;
+}
+
+static void async_fill_info(MigrationInfo *info)
+{
+    PostcopyAsyncCounts counts = { };
+    PostcopyAsyncStats *stats;
+
+    if (!async_vcpus) {
+        return;
+    }
+    for (unsigned i = 0; i < async_vcpus_num; i++) {
+        postcopy_async_count(&async_vcpus[i], &counts);
+    }
+    stats = g_new0(PostcopyAsyncStats, 1);
+    stats->announced = counts.announced;
+    stats->delivered = counts.sent;
+    stats->forgotten = counts.forgotten;
+    stats->slot_busy = counts.slot_busy;
+    stats->refused_kernel = counts.refused[POSTCOPY_ASYNC_KERNEL];
+    stats->refused_event = counts.refused[POSTCOPY_ASYNC_EVENT];
+    stats->refused_busy = counts.refused[POSTCOPY_ASYNC_BUSY];
+    stats->refused_without = counts.refused[POSTCOPY_ASYNC_WITHOUT];
+    stats->halted = counts.halts;
+    for (unsigned i = 0; i < async_vcpus_num; i++) {
+        stats->outstanding += postcopy_async_outstanding(&async_vcpus[i]);
+    }
+    info->postcopy_async = stats;
+}
+
+static const PostcopyFaultHooks async_hooks = {
+    .start = async_start,
+    .stop = async_stop,
+    .fault = async_fault,
+    .fill_info = async_fill_info,
+};
+
+void postcopy_async_set_ops(const PostcopyAsyncOps *ops)
+{
+    async_ops = ops;
+    postcopy_fault_set_hooks(&async_hooks);
+}

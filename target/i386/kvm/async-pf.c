@@ -1,0 +1,368 @@
+/*
+ * Async page faults that QEMU delivers in KVM's place
+ *
+ * KVM starts none for memory whose absence makes vCPUs exit.  The guest has
+ * been told of KVM's, by CPUID, and has set them up with KVM, by MSRs; so this
+ * speaks the same protocol (Linux: Documentation/virt/kvm/x86/msr.rst), under
+ * the conditions under which KVM would.
+ *
+ * All accesses to the guest's data block are made by the vCPU's thread while it
+ * is out of KVM_RUN.  KVM makes its own within KVM_RUN, so that both cannot
+ * meet, and the block is where the MSR says it is.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include <linux/kvm.h>
+#include "qapi/error.h"
+#include "exec/address-spaces.h"
+#include "exec/memory.h"
+#include "hw/i386/apic.h"
+#include "hw/i386/apic-msidef.h"
+#include "hw/i386/x86.h"
+#include "migration/postcopy-async-ops.h"
+#include "standard-headers/asm-x86/kvm_para.h"
+#include "system/kvm.h"
+#include "system/kvm_int.h"
+#include "async-pf.h"
+#include "kvm_i386.h"
+#include "trace.h"
+
+/* The guest's data block */
+#define FLAGS_OFFSET 0
+#define TOKEN_OFFSET 4
+#define PAGE_NOT_PRESENT 1
+
+#define EN_ADDRESS (~0x3full)
+
+typedef struct Msrs {
+    uint64_t en;
+    uint64_t vector;
+} Msrs;
+
+/* What only a vCPU's own thread knows */
+static __thread struct {
+    /* By can(), for announce() */
+    struct kvm_vcpu_events events;
+    Msrs msrs;
+    /* Halted by halt(), with this RIP */
+    bool halted;
+    uint64_t rip;
+    /* The guest knows no tokens but those that it was told here */
+    bool clean;
+} async_pf;
+
+static int set_msr(CPUState *cs, uint32_t index, uint64_t value)
+{
+    struct {
+        struct kvm_msrs info;
+        struct kvm_msr_entry entries[1];
+    } msrs = {
+        .info.nmsrs = 1,
+        .entries[0] = { .index = index, .data = value },
+    };
+
+    return kvm_vcpu_ioctl(cs, KVM_SET_MSRS, &msrs);
+}
+
+/* Returns false if the guest has not enabled async page faults by interrupt */
+static bool get_msrs(CPUState *cs, Msrs *m)
+{
+    const uint64_t wanted = KVM_ASYNC_PF_ENABLED |
+                            KVM_ASYNC_PF_DELIVERY_AS_INT;
+    struct {
+        struct kvm_msrs info;
+        struct kvm_msr_entry entries[2];
+    } msrs = {
+        .info.nmsrs = 2,
+        .entries[0].index = MSR_KVM_ASYNC_PF_EN,
+        .entries[1].index = MSR_KVM_ASYNC_PF_INT,
+    };
+
+    if (kvm_vcpu_ioctl(cs, KVM_GET_MSRS, &msrs) != 2) {
+        return false;
+    }
+    m->en = msrs.entries[0].data;
+    m->vector = msrs.entries[1].data & KVM_ASYNC_PF_VEC_MASK;
+    return (m->en & wanted) == wanted;
+}
+
+static uint32_t read_data(const Msrs *m, unsigned offset)
+{
+    return address_space_ldl_le(&address_space_memory,
+                                (m->en & EN_ADDRESS) + offset,
+                                MEMTXATTRS_UNSPECIFIED, NULL);
+}
+
+static void write_data(const Msrs *m, unsigned offset, uint32_t value)
+{
+    address_space_stl_le(&address_space_memory, (m->en & EN_ADDRESS) + offset,
+                         value, MEMTXATTRS_UNSPECIFIED, NULL);
+}
+
+static unsigned async_pf_id(CPUState *cs)
+{
+    return X86_CPU(cs)->apic_id;
+}
+
+static bool no_event(CPUState *cs)
+{
+    struct kvm_vcpu_events *events = &async_pf.events;
+
+    return !kvm_vcpu_ioctl(cs, KVM_GET_VCPU_EVENTS, events) &&
+           !events->exception.injected && !events->exception.pending &&
+           !events->interrupt.injected && !events->interrupt.shadow &&
+           !events->nmi.injected && !events->smi.smm &&
+           !events->triple_fault.pending;
+}
+
+static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
+                                         hwaddr *data)
+{
+    CPUX86State *env = &X86_CPU(cs)->env;
+    struct kvm_run *run = cs->kvm_run;
+    struct kvm_sregs sregs;
+    Msrs *m = &async_pf.msrs;
+
+    /*
+     * These cost no system call.  A guest in guest mode would have to be told
+     * by an exit from there, which user space cannot make; and an Intel
+     * processor's guest would see that it was halted.
+     */
+    if (!run->if_flag || run->flags & (KVM_RUN_X86_SMM | KVM_RUN_X86_GUEST_MODE)
+        || !(run->apic_base & MSR_IA32_APICBASE_ENABLE) ||
+        cs->singlestep_enabled || !no_event(cs)) {
+        return POSTCOPY_ASYNC_EVENT;
+    }
+
+    *halt = true;
+    if (!(env->features[FEAT_KVM] & CPUID_KVM_ASYNCPF_INT) ||
+        !get_msrs(cs, m)) {
+        return POSTCOPY_ASYNC_WITHOUT;
+    }
+    if (kvm_vcpu_ioctl(cs, KVM_GET_SREGS, &sregs) < 0 ||
+        !(sregs.cr0 & CR0_PG_MASK) ||
+        (!sregs.ss.dpl && !(m->en & KVM_ASYNC_PF_SEND_ALWAYS))) {
+        return POSTCOPY_ASYNC_KERNEL;
+    }
+    *data = m->en & EN_ADDRESS;
+    return POSTCOPY_ASYNC_CAN;
+}
+
+static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
+{
+    struct kvm_vcpu_events *events = &async_pf.events;
+    Msrs *m = &async_pf.msrs;
+
+    if (read_data(m, FLAGS_OFFSET)) {
+        return POSTCOPY_ASYNC_BUSY;
+    }
+    /*
+     * The guest may know tokens from where it was before, or from before it
+     * enabled async page faults anew, and maybe by the same numbers.  KVM tells
+     * it to forget them (~0) when it enters it for the first time after that;
+     * once it has, the slot is empty.
+     */
+    if (!async_pf.clean && read_data(m, TOKEN_OFFSET)) {
+        return POSTCOPY_ASYNC_BUSY;
+    }
+    async_pf.clean = true;
+    write_data(m, FLAGS_OFFSET, PAGE_NOT_PRESENT);
+
+    /* All else is left as it is, what other threads inject included */
+    events->flags = KVM_VCPUEVENT_VALID_PAYLOAD;
+    events->exception.pending = 1;
+    events->exception.nr = EXCP0E_PAGE;
+    events->exception.has_error_code = 1;
+    events->exception.error_code = 0;
+    events->exception_has_payload = 1;
+    events->exception_payload = number;
+    if (kvm_vcpu_ioctl(cs, KVM_SET_VCPU_EVENTS, events) < 0) {
+        write_data(m, FLAGS_OFFSET, 0);
+        return POSTCOPY_ASYNC_EVENT;
+    }
+    return POSTCOPY_ASYNC_CAN;
+}
+
+static bool async_pf_halt_until_kick(CPUState *cs)
+{
+    struct kvm_mp_state state = { .mp_state = KVM_MP_STATE_HALTED };
+    struct kvm_regs regs;
+
+    if (kvm_vcpu_ioctl(cs, KVM_GET_REGS, &regs) < 0 ||
+        kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state) < 0) {
+        return false;
+    }
+    async_pf.rip = regs.rip;
+    async_pf.halted = true;
+    return true;
+}
+
+void kvm_async_pf_post_run(CPUState *cs)
+{
+    struct kvm_mp_state state;
+    struct kvm_regs regs;
+
+    if (likely(!async_pf.halted)) {
+        return;
+    }
+    /*
+     * Nobody but KVM sees it halted: it is either halted by itself now, at
+     * another instruction, or comes back with the same exit.
+     */
+    async_pf.halted = false;
+    if (kvm_vcpu_ioctl(cs, KVM_GET_MP_STATE, &state) < 0 ||
+        state.mp_state != KVM_MP_STATE_HALTED ||
+        kvm_vcpu_ioctl(cs, KVM_GET_REGS, &regs) < 0 ||
+        regs.rip != async_pf.rip) {
+        return;
+    }
+    state.mp_state = KVM_MP_STATE_RUNNABLE;
+    kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
+}
+
+static int send_interrupt(CPUState *cs, uint8_t vector)
+{
+    uint32_t id = X86_CPU(cs)->apic_id;
+    struct kvm_msi msi = {
+        .address_lo = APIC_DEFAULT_ADDRESS |
+                      (id & 0xff) << MSI_ADDR_DEST_ID_SHIFT,
+        /* Where there are such IDs, KVM takes them so: kvm_enable_x2apic() */
+        .address_hi = id & ~0xff,
+        .data = vector,
+    };
+
+    return kvm_vm_ioctl(kvm_state, KVM_SIGNAL_MSI, &msi);
+}
+
+void kvm_async_pf_pre_run(CPUState *cs)
+{
+    PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
+    uint32_t number;
+    Msrs m;
+    int ret;
+
+    if (likely(!v) || likely(!postcopy_async_pending(v))) {
+        return;
+    }
+    if (!get_msrs(cs, &m)) {
+        /* Reset by an INIT: a write of the guest's would have been seen */
+        kvm_async_pf_reset(cs);
+        return;
+    }
+    number = postcopy_async_next(v);
+    if (read_data(&m, TOKEN_OFFSET)) {
+        /* Comes again when the guest acknowledges it */
+        postcopy_async_slot_busy(v);
+        return;
+    }
+    write_data(&m, TOKEN_OFFSET, number);
+    ret = send_interrupt(cs, m.vector);
+    trace_kvm_async_pf_send(cs->cpu_index, number, ret);
+    if (ret <= 0) {
+        /* The guest has switched off its LAPIC for now */
+        write_data(&m, TOKEN_OFFSET, 0);
+        return;
+    }
+    postcopy_async_sent(v);
+}
+
+/* The guest has taken a token, or what KVM sent it by itself */
+static bool write_ack(X86CPU *cpu, uint32_t msr, uint64_t val)
+{
+    CPUState *cs = CPU(cpu);
+    PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
+
+    if (set_msr(cs, msr, val) != 1) {
+        return false;
+    }
+    if (v && val & 1) {
+        postcopy_async_taken(v);
+        postcopy_async_drained();
+    }
+    return true;
+}
+
+/* Whatever the guest writes, it forgets what it was told */
+static bool write_en(X86CPU *cpu, uint32_t msr, uint64_t val)
+{
+    CPUState *cs = CPU(cpu);
+
+    trace_kvm_async_pf_enable(cs->cpu_index, val);
+    if (set_msr(cs, msr, val) != 1) {
+        return false;
+    }
+    kvm_async_pf_reset(cs);
+    return true;
+}
+
+void kvm_async_pf_reset(CPUState *cs)
+{
+    PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
+
+    async_pf.clean = false;
+    if (v) {
+        postcopy_async_forget(v);
+        postcopy_async_drained();
+    }
+}
+
+void kvm_async_pf_destroy(CPUState *cs)
+{
+    PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
+
+    if (v) {
+        postcopy_async_detach(v);
+        postcopy_async_drained();
+    }
+}
+
+static bool async_pf_start(Error **errp)
+{
+    X86MachineState *x86ms = X86_MACHINE(qdev_get_machine());
+    int ret;
+
+    if (!kvm_irqchip_in_kernel()) {
+        error_setg(errp, "the LAPIC is not in the kernel");
+        return false;
+    }
+    if (!kvm_has_exception_payload() || !kvm_check_extension(kvm_state,
+                                            KVM_CAP_X86_GUEST_MODE)) {
+        error_setg(errp, "KVM lacks KVM_CAP_EXCEPTION_PAYLOAD or "
+                   "KVM_CAP_X86_GUEST_MODE");
+        return false;
+    }
+    if (x86ms->apic_id_limit > POSTCOPY_ASYNC_MAX_ID + 1) {
+        error_setg(errp, "APIC IDs up to %u", x86ms->apic_id_limit - 1);
+        return false;
+    }
+    ret = kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_EN, write_en, true);
+    if (!ret) {
+        ret = kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_ACK, write_ack, true);
+    }
+    if (ret) {
+        error_setg_errno(errp, -ret, "KVM does not filter MSRs");
+    }
+    return !ret;
+}
+
+static void async_pf_stop(void)
+{
+    kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_EN, write_en, false);
+    kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_ACK, write_ack, false);
+}
+
+static const PostcopyAsyncOps async_pf_ops = {
+    .start = async_pf_start,
+    .stop = async_pf_stop,
+    .id = async_pf_id,
+    .can = async_pf_can,
+    .announce = async_pf_announce,
+    .halt = async_pf_halt_until_kick,
+};
+
+void kvm_async_pf_init(void)
+{
+    postcopy_async_set_ops(&async_pf_ops);
+}

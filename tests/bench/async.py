@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What a Linux guest does during post-copy: async page faults from vCPU exits, exits alone, no exits
+(KVM's own async page faults), and stock QEMU, in turn.
+
+For each vCPU the guest has a thread that writes memory at random and one that computes. It is migrated
+over a link with a delay, at a rate at which post-copy takes longer than is measured: from the moment on
+at which it goes on, by its own clock. Writes build/reports/async.json, async.md, async.svg.
+"""
+import argparse
+import statistics
+import sys
+
+import bench
+import pictures
+from bench import ROOT
+from lab import Lab
+from network import APPEND, Network, programs
+from pair import MIB, STOCK
+
+sys.path.append(str(ROOT / "tests" / "linux-guest"))
+
+from linux_pair import LinuxPair  # noqa: E402
+
+# Name: (QEMU, postcopy-fault-exits, postcopy-async-pf)
+WAYS = {
+    "exits, async": ("fork", "on", "auto"),
+    "exits alone": ("fork", "on", "off"),
+    "no exits": ("fork", "off", None),
+    "stock": (STOCK, None, None),
+}
+KINDS = {"computed": "computer", "memory operations": "writer"}
+
+
+def total(line, thread):
+    return sum(value for name, value in line.items() if name.startswith(thread))
+
+
+def at(lines, ms, thread):
+    """A counter at that time: between two lines, as if it had advanced evenly."""
+    for a, b in zip(lines, lines[1:]):
+        if a["ms"] <= ms < b["ms"]:
+            x, y = total(a, thread), total(b, thread)
+            return x + (y - x) * (ms - a["ms"]) / (b["ms"] - a["ms"])
+    raise bench.BenchError(f"the guest did not report until {ms} ms")
+
+
+def migrate(lab, network, way, cpus, options):
+    qemu, exits, asynchronous = WAYS[way]
+    with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False,
+                   wrapper=network.wrapper, memory_mb=options.memory + 96, mem=options.memory,
+                   writers=cpus, computers=cpus, interval=100) as pair:
+        if asynchronous:
+            pair.destination.cmd("migrate-set-parameters", postcopy_async_pf=asynchronous)
+        pair.listen()
+        pair.postcopy(network.uri, bandwidth=int(options.rate * MIB))
+        pair.destination.wait_status("completed")
+        pair.check_memory()
+        pair.check_threads()
+        info = pair.destination.cmd("query-migrate")
+        before = pair.source.report().lines[-1]
+        lines = [before] + [line for line in pair.destination.report().lines if line["ms"] > before["ms"]]
+        end = before["ms"] + options.seconds * 1000
+        took = pair.source.cmd("query-migrate")
+        faults = info.get("postcopy-faults") or {}
+        return {
+            "total_time_ms": took["total-time"],
+            "postcopy_requests_count": took["ram"]["postcopy-requests"],
+            "exits_count": faults.get("exits"),
+            "async": info.get("postcopy-async"),
+            **{kind: at(lines, end, thread) - total(before, thread) for kind, thread in KINDS.items()},
+            "over_time": {kind: [((line["ms"] - before["ms"]) / 1000, total(line, thread) - total(before, thread))
+                                 for line in lines if line["ms"] <= end] for kind, thread in KINDS.items()},
+        }
+
+
+def medians(rounds, what):
+    values = [r[what] for r in rounds]
+    return f"{statistics.median(values):>9.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
+def show(results):
+    for cpus, ways in results.items():
+        print(f"{cpus} vCPU(s), medians (least to most):")
+        print(f"{'':14}{'computed':>26}{'memory operations':>26}{'requests':>22}{'total ms':>24}")
+        for way, rounds in ways.items():
+            print(f"{way:14}" + "".join(f"{medians(rounds, what):>{width}}" for what, width in (
+                ("computed", 26), ("memory operations", 26), ("postcopy_requests_count", 22),
+                ("total_time_ms", 24))))
+
+
+def verdicts(results):
+    for cpus, ways in results.items():
+        for kind in KINDS:
+            middle = {way: statistics.median(r[kind] for r in rounds) for way, rounds in ways.items()}
+            first, *others = middle
+            ratios = ", ".join(f"{middle[first] / middle[way]:.2f} times {way}" for way in others if middle[way])
+            yield f"{cpus} vCPU(s), {kind}: {first} is {ratios}"
+        counts = [r["async"] for r in ways["exits, async"]]
+        if all(counts):
+            sums = {key: sum(c[key] for c in counts) for key in counts[0]}
+            yield f"{cpus} vCPU(s), of all rounds: " + ", ".join(f"{key} {n}" for key, n in sorted(sums.items()))
+
+
+def run(options):
+    about = bench.about()
+    results = {cpus: {way: [] for way in WAYS} for cpus in options.cpus}
+    with Lab(name="bench-async", memory_mb=3072, append=APPEND, extra=programs()) as lab:
+        network = Network(lab, options.delay, 0)
+        for n in range(options.rounds):
+            for cpus, ways in results.items():
+                # In turn, and each round begins with another one
+                order = list(ways)[n % len(ways):] + list(ways)[:n % len(ways)]
+                for way in order:
+                    bench.say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
+                    ways[way].append(migrate(lab, network, way, cpus, options))
+    title = "A Linux guest during post-copy: async page faults from exits"
+    pictures.over_time("async", f"{title}, cumulative", {
+        f"{cpus} vCPU(s): {kind}": {way: [r["over_time"][kind] for r in rounds] for way, rounds in ways.items()}
+        for cpus, ways in results.items() for kind in KINDS}, "seconds since the guest goes on, by its clock")
+    text = (f"{options.memory} MiB written at random, {options.rate} MiB/s of background, a link of {options.delay} us in "
+            f"each direction (ping {network.round_trip_us:.0f} us); the first {options.seconds} s.\n"
+            f"```\n{bench.printed(show, results)}```\n" + "\n".join(f"* {line}" for line in verdicts(results)))
+    bench.write("async", {"about": about, "settings": {
+        "memory_mib": options.memory, "rate_mib_per_s": options.rate, "delay_us": options.delay,
+        "measured_s": options.seconds, "rounds_count": options.rounds},
+        "runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]},
+        title, text, [("async", title)])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, help="migrations of each way (8)")
+    parser.add_argument("--quick", action="store_true", help="2 rounds, 1 vCPU")
+    parser.add_argument("--cpus", nargs="+", type=int, help="vCPUs of the guest (1 2 4)")
+    parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="that the guest writes (96)")
+    parser.add_argument("--rate", type=float, default=12, metavar="MIB", help="of the background, per second (12)")
+    parser.add_argument("--delay", type=int, default=4000, metavar="US", help="of each direction (4000)")
+    parser.add_argument("--seconds", type=float, default=8, help="that are measured (8)")
+    options = parser.parse_args()
+    options.rounds = options.rounds or (2 if options.quick else 8)
+    options.cpus = options.cpus or ([1] if options.quick else [1, 2, 4])
+    bench.main(run, options)
+
+
+if __name__ == "__main__":
+    main()

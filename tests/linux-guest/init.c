@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * The only program of the Linux guest, as process 1. Threads write and check memory by a pattern,
+ * threads compute, processes fork; a report of all counters goes to a virtio console at each
+ * interval, a line each:
+ *
+ *     ms=1234 real=... writer0=17 writer1=... computer0=... forks0=... sweeps=... bad=0
+ *
+ * The parameters, on the kernel's command line, are numbers: see parameters below.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096
+#define STRIDE 64                       /* a word of each cache line is checked */
+#define MAX_THREADS 64
+
+static struct parameter {
+    const char *name;
+    unsigned long value;
+} parameters[] = {
+    { "writers", 1 },                   /* threads that write and check memory at random */
+    { "computers", 1 },                 /* threads that compute */
+    { "forkers", 0 },                   /* threads that fork processes */
+    { "copiers", 0 },                   /* threads that let the kernel read user memory, and
+                                           a thread that interrupts all processors */
+    { "mem", 32 },                      /* MiB of all writers */
+    { "interval", 250 },                /* ms between reports */
+    { "offline", 0 },                   /* a thread takes the last processor off and on */
+    { "huge", 0 },                      /* transparent huge pages in the guest, too */
+};
+
+enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, HUGE };
+
+#define P(what) (parameters[what].value)
+
+static atomic_ulong writes[MAX_THREADS], computed[MAX_THREADS], copies[MAX_THREADS];
+/* Shared with other processes, as bad */
+static atomic_ulong *forks, *bad;
+static atomic_ulong sweeps;
+/* Microseconds: the longest time in which another processor did not answer, and how often */
+static atomic_ulong answer_max, answers;
+/* The same for a thread that sleeps one tick */
+static atomic_ulong late_max;
+
+/* Of virtio: a line costs one exit */
+static int console;
+
+static void say(const char *format, ...)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static char line[8192];
+    va_list args;
+    int length;
+
+    pthread_mutex_lock(&lock);
+    va_start(args, format);
+    length = vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    if (write(console, line, length) != length) {
+        abort();
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static uint64_t now_us(clockid_t clock)
+{
+    struct timespec t;
+
+    clock_gettime(clock, &t);
+    return t.tv_sec * 1000000ull + t.tv_nsec / 1000;
+}
+
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdull;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53ull;
+    return x ^ x >> 33;
+}
+
+static void complain(const char *what, unsigned long where, uint64_t is, uint64_t must)
+{
+    if (atomic_fetch_add(bad, 1) < 20) {
+        say("bad %s at %#lx: %#lx, must be %#lx\n", what, where, is, must);
+    }
+}
+
+/* Memory: what a page holds follows from its number and from how often it was written. */
+
+static char *memory;
+static uint32_t *generations;
+
+static void fill(unsigned long page)
+{
+    uint64_t word = mix((uint64_t)page << 32 | generations[page]);
+
+    for (unsigned i = 0; i < PAGE; i += STRIDE) {
+        *(volatile uint64_t *)(memory + page * PAGE + i) = word + i;
+    }
+}
+
+static void check(unsigned long page)
+{
+    uint64_t word = mix((uint64_t)page << 32 | generations[page]);
+
+    for (unsigned i = 0; i < PAGE; i += STRIDE) {
+        uint64_t is = *(volatile uint64_t *)(memory + page * PAGE + i);
+
+        if (is != word + i) {
+            complain("memory", page * PAGE + i, is, word + i);
+        }
+    }
+}
+
+static void *writer(void *opaque)
+{
+    unsigned long n = (unsigned long)opaque;
+    unsigned long pages = P(MEM) * (1 << 20) / PAGE / P(WRITERS), first = n * pages;
+    unsigned long sweep = 0;
+    uint64_t random = n + 1;
+
+    for (;;) {
+        unsigned long page = first + (random = mix(random + 1)) % pages;
+
+        check(page);
+        generations[page]++;
+        fill(page);
+        if (atomic_fetch_add(&writes[n], 1) % 8 == 0) {
+            check(first + sweep);
+            if (++sweep == pages) {
+                sweep = 0;
+                atomic_fetch_add(&sweeps, 1);
+            }
+        }
+    }
+    return NULL;
+}
+
+static uint64_t block(void)
+{
+    uint64_t x = 1;
+
+    for (unsigned i = 0; i < 20000; i++) {
+        x = x * 6364136223846793005ull + 1442695040888963407ull;
+        __asm__ volatile("" : "+r"(x));
+    }
+    return x;
+}
+
+static uint64_t block_result;
+
+static void *computer(void *opaque)
+{
+    unsigned long n = (unsigned long)opaque;
+
+    for (;;) {
+        uint64_t is = block();
+
+        if (is != block_result) {
+            complain("result", n, is, block_result);
+        }
+        atomic_fetch_add(&computed[n], 1);
+    }
+    return NULL;
+}
+
+/* Processes whose children write memory that they share with their parents. */
+static void forker(unsigned long n)
+{
+    enum { PAGES = 64 };
+    uint64_t *mine = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    for (;;) {
+        unsigned long round = atomic_load(&forks[n]);
+        pid_t pid;
+        int status;
+
+        for (unsigned i = 0; i < PAGES; i++) {
+            mine[i * PAGE / 8] = round + i;
+        }
+        pid = fork();
+        if (pid == 0) {
+            for (unsigned i = 0; i < PAGES; i++) {
+                if (mine[i * PAGE / 8] != round + i) {
+                    _exit(1);
+                }
+                mine[i * PAGE / 8] = 0;
+            }
+            _exit(0);
+        }
+        if (pid < 0 || waitpid(pid, &status, 0) != pid || status) {
+            complain("child", n, pid < 0 ? errno : status, 0);
+        }
+        for (unsigned i = 0; i < PAGES; i++) {
+            if (mine[i * PAGE / 8] != round + i) {
+                complain("parent's memory", n, mine[i * PAGE / 8], round + i);
+            }
+        }
+        atomic_fetch_add(&forks[n], 1);
+        usleep(5000);
+    }
+}
+
+/* The kernel reads missing pages for it: faults in kernel mode, with interrupts on. */
+static void *copier(void *opaque)
+{
+    unsigned long n = (unsigned long)opaque;
+    unsigned long pages = P(MEM) * (1 << 20) / PAGE;
+    uint64_t random = n + 1000;
+    char buffer[PAGE];
+    int fds[2];
+
+    if (pipe(fds)) {
+        abort();
+    }
+    for (;;) {
+        random = mix(random + 1);
+        if (write(fds[1], memory + random % pages * PAGE, 64) != 64 ||
+            read(fds[0], buffer, sizeof(buffer)) != 64) {
+            abort();
+        }
+        atomic_fetch_add(&copies[n], 1);
+    }
+    return NULL;
+}
+
+static void maximum(atomic_ulong *max, unsigned long value)
+{
+    if (value > atomic_load(max)) {
+        atomic_store(max, value);
+    }
+}
+
+/* Interrupts of other processors, which it waits for. */
+static void *interrupter(void *opaque)
+{
+    (void)opaque;
+    syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0);
+    for (;;) {
+        uint64_t start = now_us(CLOCK_MONOTONIC);
+
+        syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+        maximum(&answer_max, now_us(CLOCK_MONOTONIC) - start);
+        atomic_fetch_add(&answers, 1);
+        usleep(1000);
+    }
+    return NULL;
+}
+
+static atomic_ulong offs;
+
+static void *offliner(void *opaque)
+{
+    char path[64];
+    int fd;
+
+    snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%lu/online", (unsigned long)opaque);
+    fd = open(path, O_WRONLY);
+    for (;;) {
+        if (write(fd, "0", 1) != 1 || (usleep(20000), write(fd, "1", 1) != 1)) {
+            complain("processor", (unsigned long)opaque, errno, 0);
+            return NULL;
+        }
+        atomic_fetch_add(&offs, 1);
+        usleep(100000);
+    }
+}
+
+static void start(void *(*run)(void *), unsigned long n, int cpu, int priority)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+
+    pthread_attr_init(&attr);
+    if (cpu >= 0) {
+        cpu_set_t set;
+
+        CPU_ZERO(&set);
+        CPU_SET(cpu, &set);
+        pthread_attr_setaffinity_np(&attr, sizeof(set), &set);
+    }
+    if (priority) {
+        struct sched_param param = { .sched_priority = priority };
+
+        pthread_attr_setinheritsched(&attr, PTHREAD_EXPLICIT_SCHED);
+        pthread_attr_setschedpolicy(&attr, SCHED_FIFO);
+        pthread_attr_setschedparam(&attr, &param);
+    }
+    if (pthread_create(&thread, &attr, run, (void *)n)) {
+        say("bad thread\n");
+    }
+}
+
+static void read_parameters(void)
+{
+    char line[4096] = "";
+    FILE *f = fopen("/proc/cmdline", "r");
+
+    if (!f || !fgets(line, sizeof(line), f)) {
+        say("bad command line\n");
+    }
+    for (char *word = strtok(line, " \n"); word; word = strtok(NULL, " \n")) {
+        for (unsigned i = 0; i < sizeof(parameters) / sizeof(*parameters); i++) {
+            size_t length = strlen(parameters[i].name);
+
+            if (!strncmp(word, "guest.", 6) && !strncmp(word + 6, parameters[i].name, length) &&
+                word[6 + length] == '=') {
+                parameters[i].value = strtoul(word + 7 + length, NULL, 10);
+            }
+        }
+    }
+}
+
+static int counters(char *to, size_t size, const char *name, atomic_ulong *counts, unsigned long n)
+{
+    int length = 0;
+
+    for (unsigned long i = 0; i < n; i++) {
+        length += snprintf(to + length, size - length, " %s%lu=%lu", name, i, atomic_load(&counts[i]));
+    }
+    return length;
+}
+
+static void *reporter(void *opaque)
+{
+    uint64_t last = 0;
+
+    (void)opaque;
+    for (;;) {
+        char text[4096];
+        int n = 0;
+        uint64_t now = now_us(CLOCK_MONOTONIC);
+
+        if (now < last) {
+            complain("clock", 0, now, last);
+        } else if (last) {
+            maximum(&late_max, now - last);
+        }
+        last = now;
+        n += counters(text + n, sizeof(text) - n, "writer", writes, P(WRITERS));
+        n += counters(text + n, sizeof(text) - n, "computer", computed, P(COMPUTERS));
+        n += counters(text + n, sizeof(text) - n, "forker", forks, P(FORKERS));
+        n += counters(text + n, sizeof(text) - n, "copier", copies, P(COPIERS));
+        say("ms=%lu real=%lu%.*s sweeps=%lu offs=%lu answers=%lu answer_max=%lu late_max=%lu bad=%lu\n",
+            now / 1000, now_us(CLOCK_REALTIME) / 1000, n, text, atomic_load(&sweeps), atomic_load(&offs),
+            atomic_load(&answers), atomic_exchange(&answer_max, 0), atomic_exchange(&late_max, 0),
+            atomic_load(bad));
+        usleep(P(INTERVAL) * 1000);
+    }
+    return NULL;
+}
+
+int main(void)
+{
+    int cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned long pages;
+    struct termios settings;
+
+    mount("proc", "/proc", "proc", 0, NULL);
+    mount("sysfs", "/sys", "sysfs", 0, NULL);
+    mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
+    console = open("/dev/hvc0", O_WRONLY | O_NOCTTY);
+    if (console < 0) {
+        perror("/dev/hvc0");
+        return 1;
+    }
+    /* No line discipline changes the text */
+    tcgetattr(console, &settings);
+    cfmakeraw(&settings);
+    tcsetattr(console, TCSANOW, &settings);
+    read_parameters();
+    block_result = block();
+
+    forks = mmap(NULL, (MAX_THREADS + 1) * sizeof(*forks), PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    bad = &forks[MAX_THREADS];
+    for (unsigned long i = 0; i < P(FORKERS); i++) {
+        if (!fork()) {
+            forker(i);
+        }
+    }
+
+    pages = P(MEM) * (1 << 20) / PAGE;
+    memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    generations = mmap(NULL, pages * sizeof(*generations), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || generations == MAP_FAILED) {
+        say("bad mmap\n");
+    }
+    madvise(memory, pages * PAGE, P(HUGE) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    for (unsigned long i = 0; i < pages; i++) {
+        fill(i);
+    }
+
+    start(reporter, 0, -1, 10);
+    for (unsigned long i = 0; i < P(WRITERS); i++) {
+        start(writer, i, P(OFFLINE) ? -1 : (int)i % cpus, 0);
+    }
+    for (unsigned long i = 0; i < P(COMPUTERS); i++) {
+        start(computer, i, P(OFFLINE) ? -1 : (int)i % cpus, 0);
+    }
+    for (unsigned long i = 0; i < P(COPIERS); i++) {
+        /* All but the first processor, which the interrupting thread has */
+        start(copier, i, 1 % cpus + i % (cpus > 1 ? cpus - 1 : 1), 0);
+    }
+    if (P(COPIERS)) {
+        start(interrupter, 0, 0, 5);
+    }
+    if (P(OFFLINE)) {
+        start(offliner, cpus - 1, 0, 0);
+    }
+    say("ready\n");
+    for (;;) {
+        pause();
+    }
+}

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Async page faults from vCPU exits, taken by a Linux guest that knows nothing of them."""
+import time
+
+import pytest
+
+from linux_pair import LinuxPair
+from pair import MIB, STOCK, until
+
+slow = pytest.mark.slow
+LOAD = {"mem": 48, "writers": 2, "computers": 1, "forkers": 1, "interval": 100}
+BACKENDS = {
+    None: None,
+    "memfd-thp": "memory-backend-memfd",
+    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+}
+
+
+def finish(pair):
+    pair.fast()
+    pair.finish()
+    pair.check_threads()
+
+
+def all_delivered(pair):
+    """Each task that was told to wait has been told to go on."""
+    counts = until(lambda: not (counts := pair.async_counts())["outstanding"] and counts,
+                   "no task waits any more")
+    assert counts["delivered"] + counts["forgotten"] == counts["announced"], counts
+    return counts
+
+
+@pytest.mark.parametrize("cpus, backend, channels", [
+    (1, None, "preempt"),
+    *(pytest.param(cpus, backend, channels, marks=slow)
+      for cpus in (1, 2, 4) for backend in BACKENDS for channels in ("preempt", "one-channel")
+      if (cpus, backend, channels) != (1, None, "preempt"))])
+def test_linux_takes_them(lab, cpus, backend, channels):
+    capabilities = ("postcopy-preempt",) if channels == "preempt" else ()
+    with LinuxPair(lab, exits="on", cpus=cpus, backend=BACKENDS[backend], capabilities=capabilities,
+                   **LOAD) as pair:
+        pair.postcopy(bandwidth=8 * MIB)
+        time.sleep(2)
+        finish(pair)
+        counts = all_delivered(pair)
+        assert counts["announced"] > (5 if backend == "hugetlb" else 50), counts
+        assert counts["forgotten"] == 0, counts
+        assert f"announced {counts['announced']}, " in pair.destination.hmp("info migrate")
+        # The guest's writes of MSRs go to KVM again.
+        assert "postcopy_async_drained" in dict(pair.destination.trace())
+
+
+@slow
+@pytest.mark.parametrize("way", ["exits", "off", STOCK])
+def test_without(lab, way):
+    qemu = {} if way != STOCK else {"source": STOCK, "destination": STOCK}
+    exits = {"exits": "on", "off": "off", STOCK: None}[way]
+    with LinuxPair(lab, exits=exits, **qemu, **LOAD) as pair:
+        if way != STOCK:
+            pair.destination.cmd("migrate-set-parameters", postcopy_async_pf="off")
+            assert "postcopy-async-pf: off" in pair.destination.hmp("info migrate_parameters")
+        pair.postcopy(bandwidth=8 * MIB)
+        time.sleep(2)
+        finish(pair)
+        assert pair.async_counts() is None
+        if way == "exits":
+            assert pair.faults()["exits"] > 50
+            assert not any(name.startswith("kvm_async_pf") for name, _ in pair.destination.trace())
+
+
+def held(lab, **options):
+    """A guest on the destination, of which tasks wait for pages that the source does not send."""
+    return LinuxPair(lab, **{"exits": "on", "cpus": 2} | LOAD | options)
+
+
+def hold(pair, uri=None):
+    pair.postcopy(uri)
+    pair.until_reports()
+    return pair.until_outstanding()
+
+
+@slow
+def test_stop_and_cont(lab):
+    with held(lab) as pair:
+        hold(pair)
+        for _ in range(5):
+            pair.destination.cmd("stop")
+            pair.destination.cmd("cont")
+            assert pair.destination.registers_of_all() == 2
+        pair.source.signal("CONT")
+        finish(pair)
+        assert all_delivered(pair)["forgotten"] == 0
+
+
+@slow
+def test_reset(lab):
+    """The guest that boots knows nothing of what was awaited before."""
+    with held(lab, reboot=True) as pair:
+        hold(pair)
+        pair.destination.cmd("stop")
+        # QEMU writes the BIOS to memory: pages have to come
+        pair.source.signal("CONT")
+        pair.destination.cmd("system_reset")
+        counts = until(lambda: not (counts := pair.async_counts())["outstanding"] and counts,
+                       "the tokens are forgotten")
+        assert counts["forgotten"] > 0, counts
+        pair.destination.cmd("cont")
+        pair.fast()
+        pair.destination.wait_status("completed")
+        until(lambda: pair.destination.report().boots, "the guest has booted again", timeout=90)
+        pair.check_threads()
+        pair.check_logs()
+        all_delivered(pair)
+
+
+@slow
+def test_recovery(lab):
+    with held(lab) as pair:
+        hold(pair, pair.through_proxy(pair.listen()))
+        pair.cut()
+        pair.source.signal("CONT")
+        pair.wait_paused()
+        assert pair.async_counts()["outstanding"] > 0
+        pair.recover()
+        finish(pair)
+        assert all_delivered(pair)["forgotten"] == 0
+
+
+@slow
+def test_quit(lab):
+    with held(lab) as pair:
+        hold(pair)
+        pair.destination.cmd("quit")
+        assert pair.destination.job.wait(20).rc == 0
+
+
+@slow
+def test_second_migration_while_tasks_wait(lab):
+    """The guest has been told of missing pages, and not that they have come, when it moves on. There
+    KVM tells it to wake all tasks."""
+    with held(lab) as pair:
+        hold(pair)
+        pair.destination.cmd("stop")
+        pair.source.signal("CONT")
+        pair.fast()
+        pair.destination.wait_status("completed")
+        counts = pair.async_counts()
+        assert counts["outstanding"] > 0 and counts["delivered"] < counts["announced"], counts
+        pair.next()
+        pair.source.cmd("migrate-set-parameters", max_bandwidth=0)
+        pair.source.cmd("migrate", uri=pair.listen())
+        pair.destination.wait_status("completed")
+        pair.destination.cmd("cont")
+        pair.check_threads()
+        pair.check_memory()
+
+
+@slow
+def test_ten_in_a_row(lab):
+    with LinuxPair(lab, exits="on", cpus=2, **LOAD) as pair:
+        for n in range(10):
+            if n:
+                pair.next()
+            pair.postcopy(bandwidth=16 * MIB)
+            time.sleep(1)
+            finish(pair)
+            assert all_delivered(pair)["announced"] > 20
+
+
+@slow
+def test_processors_go_off_and_on(lab):
+    """Linux disables async page faults where it takes a processor off, and enables them anew."""
+    with LinuxPair(lab, exits="on", cpus=2, offline=1, **LOAD) as pair:
+        pair.postcopy(bandwidth=4 * MIB)
+        time.sleep(4)
+        finish(pair)
+        all_delivered(pair)
+        values = [text for name, text in pair.destination.trace() if name == "kvm_async_pf_enable"]
+        assert len(values) > 4, values
+        lines = pair.destination.report().lines
+        assert lines[-1]["offs"] > lines[0]["offs"]
+
+
+def longest_answer_ms(pair, seconds):
+    """While a page is withheld so long from a processor that is in the kernel. The host may have been
+    busy with something else: the best of three."""
+    longest = []
+    for _ in range(3):
+        pair.source.signal("STOP")
+        time.sleep(0.5)
+        first = pair.destination.report().lines[-1]
+        time.sleep(seconds)
+        pair.source.signal("CONT")
+        time.sleep(0.5)
+        lines = [line for line in pair.destination.report().lines if line["ms"] > first["ms"]]
+        longest.append(max(line["answer_max"] for line in lines) / 1000)
+    return min(longest)
+
+
+@slow
+@pytest.mark.parametrize("way", ["async", "exits", STOCK])
+def test_a_processor_that_waits_answers_others(lab, way):
+    """Its page is withheld while it is in the kernel: the guest cannot be told, but interrupted."""
+    qemu = {} if way != STOCK else {"source": STOCK, "destination": STOCK}
+    with LinuxPair(lab, exits=None if way == STOCK else "on", cpus=2, **qemu, mem=64, writers=0,
+                   computers=0, copiers=1, interval=100) as pair:
+        if way == "exits":
+            pair.destination.cmd("migrate-set-parameters", postcopy_async_pf="off")
+        pair.postcopy()
+        pair.until_reports(20)
+        ms = longest_answer_ms(pair, 2)
+        print(f"{way}: {ms} ms")
+        if way == "exits":
+            assert ms > 1500
+        else:
+            assert ms < 10
+        if way == "async":
+            counts = pair.async_counts()
+            assert counts["halted"] > 0, counts
+        pair.fast()
+        for side in pair.sides:
+            side.wait_status("completed")
+        pair.check_threads()
+        pair.check_logs()

@@ -1,0 +1,517 @@
+/*
+ * Unit test of migration/postcopy-async.c
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/atomic.h"
+#include "qemu/timer.h"
+#include "../migration/postcopy-async.h"
+
+#define PAGE 4096
+#define PAGES 4096
+#define VCPUS 4
+#define ROUNDS 4
+
+static struct {
+    /* Under the lock of the requests */
+    bool received_map[PAGES];
+    /* In the order in which they were asked for, then -1.  Atomic. */
+    int asked[PAGES + 1];
+    int n_asked;
+} mem;
+
+static char host_memory[PAGES * PAGE];
+static RAMBlock *const block = (RAMBlock *)&mem;
+
+static bool test_received(RAMBlock *rb, ram_addr_t start)
+{
+    return mem.received_map[start / PAGE];
+}
+
+static void test_set_received(RAMBlock *rb, ram_addr_t start)
+{
+    mem.received_map[start / PAGE] = true;
+}
+
+static const PostcopyRequestOps ops = {
+    .received = test_received,
+    .set_received = test_set_received,
+};
+
+static PostcopyRequests *setup(void)
+{
+    PostcopyRequests *r = postcopy_requests_new(&ops);
+
+    memset(&mem, 0, sizeof(mem));
+    memset(mem.asked, -1, sizeof(mem.asked));
+    postcopy_requests_start(r);
+    return r;
+}
+
+static PostcopyPageState begin(PostcopyRequests *r, unsigned page,
+                               PostcopyToken *t)
+{
+    PostcopyFault fault = { .cpu = 0, .waiter = &t->waiter };
+    PostcopyPageState state;
+
+    state = postcopy_request_begin(r, block, page * PAGE,
+                                   host_memory + page * PAGE, &fault);
+    if (state == POSTCOPY_PAGE_ASK) {
+        qatomic_set(&mem.asked[qatomic_fetch_inc(&mem.n_asked)], page);
+    }
+    return state;
+}
+
+static void come(PostcopyRequests *r, unsigned page)
+{
+    postcopy_request_complete(r, block, page * PAGE, host_memory + page * PAGE,
+                              POSTCOPY_PLACE_COPY, PAGE, false);
+}
+
+static void count_kick(void *opaque)
+{
+    unsigned *kicks = opaque;
+
+    qatomic_inc(kicks);
+}
+
+typedef struct Fixture {
+    PostcopyRequests *r;
+    PostcopyAsyncVCPU *v;
+    unsigned kicks;
+} Fixture;
+
+static void fixture_begin(Fixture *f, gconstpointer data)
+{
+    f->r = setup();
+    f->v = postcopy_async_vcpus_new(1);
+    f->kicks = 0;
+    postcopy_async_attach(f->v, 0, count_kick, &f->kicks);
+}
+
+static void fixture_end(Fixture *f, gconstpointer data)
+{
+    /* No token was lost */
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
+        g_assert_cmpint(f->v->tokens[i].state, ==, POSTCOPY_TOKEN_FREE);
+    }
+    postcopy_requests_free(f->r);
+    /* Vcpus live for ever; not so those of a test */
+    g_free(f->v);
+}
+
+static PostcopyToken *ask(Fixture *f, unsigned page)
+{
+    PostcopyToken *t = postcopy_async_get(f->v, host_memory + page * PAGE);
+
+    g_assert(t);
+    g_assert_cmpint(begin(f->r, page, t), !=, POSTCOPY_PAGE_RECEIVED);
+    return t;
+}
+
+static uint32_t announce(Fixture *f, unsigned page)
+{
+    PostcopyToken *t = ask(f, page);
+    uint32_t number = t->number;
+
+    postcopy_async_announced(t, true);
+    return number;
+}
+
+static void no_token_is_sent(Fixture *f)
+{
+    g_assert_false(postcopy_async_pending(f->v));
+    g_assert_cmpuint(postcopy_async_next(f->v), ==, 0);
+}
+
+/* As the deliverer does, with a guest that takes it at once */
+static void send_and_take(Fixture *f, uint32_t number)
+{
+    g_assert_true(postcopy_async_pending(f->v));
+    g_assert_cmpuint(postcopy_async_next(f->v), ==, number);
+    postcopy_async_sent(f->v);
+    g_assert_cmpuint(postcopy_async_next(f->v), !=, number);
+    postcopy_async_taken(f->v);
+}
+
+static void test_page_comes_after(Fixture *f, gconstpointer data)
+{
+    uint32_t number = announce(f, 1);
+
+    no_token_is_sent(f);
+    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 1);
+    come(f->r, 1);
+    g_assert_cmpuint(f->kicks, ==, 1);
+    send_and_take(f, number);
+    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 0);
+    no_token_is_sent(f);
+}
+
+static void test_page_comes_before(Fixture *f, gconstpointer data)
+{
+    PostcopyToken *t = ask(f, 1);
+
+    g_assert_false(postcopy_async_come(t));
+    come(f->r, 1);
+    g_assert_true(postcopy_async_come(t));
+    postcopy_async_announced(t, false);
+    g_assert_cmpuint(f->kicks, ==, 0);
+    no_token_is_sent(f);
+}
+
+static void test_page_comes_while_it_is_announced(Fixture *f,
+                                                  gconstpointer data)
+{
+    PostcopyToken *t = ask(f, 1);
+
+    g_assert_false(postcopy_async_come(t));
+    /* All pages have come, but nothing may end yet */
+    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 0);
+    g_assert_false(postcopy_async_idle(f->v));
+    /* The guest has the exception already, but the core does not know */
+    come(f->r, 1);
+    no_token_is_sent(f);
+    postcopy_async_announced(t, true);
+    send_and_take(f, t->number);
+    g_assert_true(postcopy_async_idle(f->v));
+}
+
+static void test_not_announced(Fixture *f, gconstpointer data)
+{
+    postcopy_async_announced(ask(f, 1), false);
+    come(f->r, 1);
+    no_token_is_sent(f);
+    g_assert_cmpuint(f->kicks, ==, 0);
+}
+
+static void test_page_was_received(Fixture *f, gconstpointer data)
+{
+    PostcopyToken *t;
+
+    come(f->r, 1);
+    t = postcopy_async_get(f->v, host_memory + PAGE);
+    g_assert_cmpint(begin(f->r, 1, t), ==, POSTCOPY_PAGE_RECEIVED);
+    postcopy_async_put(t);
+}
+
+static void test_order(Fixture *f, gconstpointer data)
+{
+    uint32_t a = announce(f, 1), b = announce(f, 2), c = announce(f, 3);
+
+    come(f->r, 2);
+    come(f->r, 3);
+    come(f->r, 1);
+    g_assert_cmpuint(postcopy_async_next(f->v), ==, b);
+    postcopy_async_sent(f->v);
+    /* The slot is in use: the same one is next for as long as it is */
+    g_assert_cmpuint(postcopy_async_next(f->v), ==, c);
+    postcopy_async_slot_busy(f->v);
+    g_assert_cmpuint(postcopy_async_next(f->v), ==, c);
+    postcopy_async_taken(f->v);
+    send_and_take(f, c);
+    send_and_take(f, a);
+}
+
+/* Two tasks, or two faults of one that was woken too early */
+static void test_same_page(Fixture *f, gconstpointer data)
+{
+    uint32_t a = announce(f, 1), b = announce(f, 1);
+
+    g_assert_cmpuint(a, !=, b);
+    come(f->r, 1);
+    send_and_take(f, a);
+    send_and_take(f, b);
+}
+
+static void test_numbers(Fixture *f, gconstpointer data)
+{
+    g_autoptr(GHashTable) numbers = g_hash_table_new(NULL, NULL);
+    uint32_t number;
+
+    /* One is in the guest's slot for all the time */
+    number = announce(f, 0);
+    come(f->r, 0);
+    postcopy_async_sent(f->v);
+
+    for (unsigned i = 1; i < 1000; i++) {
+        g_hash_table_remove_all(numbers);
+        g_hash_table_add(numbers, GUINT_TO_POINTER(number));
+        for (unsigned j = 1; j < POSTCOPY_ASYNC_TOKENS; j++) {
+            uint32_t n = ask(f, j)->number;
+
+            g_assert_cmphex(n & 0xfff, ==, 0xfff);
+            g_assert_cmphex(n, !=, UINT32_MAX);
+            g_assert_true(g_hash_table_add(numbers, GUINT_TO_POINTER(n)));
+        }
+        g_assert_null(postcopy_async_get(f->v, host_memory));
+        for (unsigned j = 0; j < POSTCOPY_ASYNC_TOKENS; j++) {
+            PostcopyToken *t = &f->v->tokens[j];
+
+            if (t->state == POSTCOPY_TOKEN_ASKED) {
+                postcopy_async_announced(t, false);
+            }
+        }
+        for (unsigned j = 1; j < POSTCOPY_ASYNC_TOKENS; j++) {
+            come(f->r, j);
+            mem.received_map[j] = false;
+        }
+    }
+    postcopy_async_taken(f->v);
+}
+
+static void test_forget(Fixture *f, gconstpointer data)
+{
+    uint32_t number;
+
+    announce(f, 1);
+    announce(f, 2);
+    announce(f, 3);
+    come(f->r, 1);
+    postcopy_async_sent(f->v);
+    come(f->r, 2);
+    postcopy_async_forget(f->v);
+    no_token_is_sent(f);
+    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 0);
+
+    /* The guest begins anew */
+    number = announce(f, 4);
+    come(f->r, 3);
+    no_token_is_sent(f);
+    come(f->r, 4);
+    /* What was in the slot is none of ours any more */
+    postcopy_async_taken(f->v);
+    send_and_take(f, number);
+}
+
+static void test_detach(Fixture *f, gconstpointer data)
+{
+    announce(f, 1);
+    postcopy_async_detach(f->v);
+    come(f->r, 1);
+    g_assert_cmpuint(f->kicks, ==, 0);
+    no_token_is_sent(f);
+}
+
+static void test_halt(Fixture *f, gconstpointer data)
+{
+    PostcopyToken *t = ask(f, 1), *other;
+
+    g_assert_true(postcopy_async_halt(t));
+    g_assert_null(postcopy_async_halted(f->v, host_memory));
+    /* After an interrupt */
+    g_assert_true(postcopy_async_halted(f->v, host_memory + PAGE) == t);
+    g_assert_true(postcopy_async_halt(t));
+
+    /* The interrupt's handler misses another page, which comes later */
+    other = ask(f, 2);
+    g_assert_true(postcopy_async_halt(other));
+    come(f->r, 1);
+    g_assert_cmpuint(f->kicks, ==, 0);
+    come(f->r, 2);
+    g_assert_cmpuint(f->kicks, ==, 1);
+    g_assert_null(postcopy_async_halted(f->v, host_memory + PAGE));
+    no_token_is_sent(f);
+
+    /* The page comes before */
+    t = ask(f, 3);
+    come(f->r, 3);
+    g_assert_false(postcopy_async_halt(t));
+    g_assert_cmpuint(f->kicks, ==, 1);
+
+    /* A reset does not forget that it must be kicked */
+    t = ask(f, 4);
+    g_assert_true(postcopy_async_halt(t));
+    postcopy_async_forget(f->v);
+    come(f->r, 4);
+    g_assert_cmpuint(f->kicks, ==, 2);
+}
+
+/*
+ * Threads: vCPUs with a guest each that may be reset at any time, and one that
+ * places the pages.
+ */
+typedef struct Guest {
+    QemuThread thread;
+    PostcopyRequests *r;
+    PostcopyAsyncVCPU *v;
+    unsigned index;
+    QemuEvent kicked;
+    /* Tokens for which tasks sleep */
+    GHashTable *sleeping;
+    uint32_t slot;
+    unsigned announced, woken, lost_by_reset, halts;
+} Guest;
+
+/* Atomic */
+static unsigned guests_left;
+static QemuEvent asked_event;
+
+static void kick_guest(void *opaque)
+{
+    Guest *g = opaque;
+
+    qemu_event_set(&g->kicked);
+}
+
+static void run_guest(Guest *g)
+{
+    if (postcopy_async_pending(g->v)) {
+        if (g->slot) {
+            postcopy_async_slot_busy(g->v);
+        } else {
+            g->slot = postcopy_async_next(g->v);
+            g_assert(g->slot);
+            postcopy_async_sent(g->v);
+        }
+    }
+    if (g->slot && g_random_boolean()) {
+        /* Never one that it does not know */
+        g_assert_true(g_hash_table_remove(g->sleeping,
+                                          GUINT_TO_POINTER(g->slot)));
+        g->slot = 0;
+        g->woken++;
+        postcopy_async_taken(g->v);
+    }
+}
+
+static void *guest_thread(void *opaque)
+{
+    Guest *g = opaque;
+
+    for (unsigned i = 0; i < PAGES / 2; i++) {
+        unsigned page = (i * 7 + g->index * 1021) % PAGES;
+        PostcopyToken *t;
+        bool halt = i % 5 == 0;
+
+        run_guest(g);
+        if (i % 97 == 96) {
+            g->lost_by_reset += g_hash_table_size(g->sleeping);
+            g_hash_table_remove_all(g->sleeping);
+            g->slot = 0;
+            postcopy_async_forget(g->v);
+        }
+        t = postcopy_async_get(g->v, host_memory + page * PAGE);
+        if (!t) {
+            g_usleep(10);
+            continue;
+        }
+        if (begin(g->r, page, t) == POSTCOPY_PAGE_RECEIVED) {
+            postcopy_async_put(t);
+            continue;
+        }
+        qemu_event_set(&asked_event);
+        if (halt) {
+            qemu_event_reset(&g->kicked);
+            if (postcopy_async_halt(t)) {
+                g->halts++;
+                qemu_event_wait(&g->kicked);
+            }
+            continue;
+        }
+        if (postcopy_async_come(t)) {
+            postcopy_async_announced(t, false);
+            continue;
+        }
+        g_assert_true(g_hash_table_add(g->sleeping,
+                                       GUINT_TO_POINTER(t->number)));
+        g->announced++;
+        postcopy_async_announced(t, true);
+    }
+    qatomic_dec(&guests_left);
+    qemu_event_set(&asked_event);
+    /* All tasks are woken */
+    while (g_hash_table_size(g->sleeping)) {
+        run_guest(g);
+        g_usleep(1);
+    }
+    return NULL;
+}
+
+static void place_all(PostcopyRequests *r)
+{
+    int done = 0;
+
+    for (;;) {
+        bool last;
+        int page;
+
+        qemu_event_reset(&asked_event);
+        last = !qatomic_read(&guests_left);
+        page = qatomic_read(&mem.asked[done]);
+        if (page >= 0) {
+            done++;
+            come(r, page);
+        } else if (last) {
+            break;
+        } else {
+            qemu_event_wait(&asked_event);
+        }
+    }
+}
+
+static void test_threads(void)
+{
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        PostcopyRequests *r = setup();
+        PostcopyAsyncVCPU *vcpus = postcopy_async_vcpus_new(VCPUS);
+        Guest guests[VCPUS] = { };
+        unsigned announced = 0;
+
+        guests_left = VCPUS;
+        qemu_event_init(&asked_event, false);
+        for (unsigned i = 0; i < VCPUS; i++) {
+            Guest *g = &guests[i];
+
+            g->r = r;
+            g->v = &vcpus[i];
+            g->index = i;
+            g->sleeping = g_hash_table_new(NULL, NULL);
+            qemu_event_init(&g->kicked, false);
+            postcopy_async_attach(g->v, i, kick_guest, g);
+            qemu_thread_create(&g->thread, "guest", guest_thread, g,
+                               QEMU_THREAD_JOINABLE);
+        }
+        place_all(r);
+        for (unsigned i = 0; i < VCPUS; i++) {
+            Guest *g = &guests[i];
+            PostcopyAsyncCounts counts = { };
+
+            qemu_thread_join(&g->thread);
+            postcopy_async_count(g->v, &counts);
+            g_assert_cmpuint(counts.announced, ==, g->announced);
+            g_assert_cmpuint(counts.halts, ==, g->halts);
+            g_assert_cmpuint(g->announced, ==, g->woken + g->lost_by_reset);
+            announced += g->announced;
+            g_hash_table_unref(g->sleeping);
+            qemu_event_destroy(&g->kicked);
+        }
+        g_assert_cmpuint(announced, >, PAGES / 20);
+        qemu_event_destroy(&asked_event);
+        postcopy_requests_free(r);
+        g_free(vcpus);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+#define TEST(name, fn) \
+    g_test_add("/postcopy-async/" name, Fixture, NULL, fixture_begin, fn, \
+               fixture_end)
+    TEST("page-comes-after", test_page_comes_after);
+    TEST("page-comes-before", test_page_comes_before);
+    TEST("page-comes-while-it-is-announced",
+         test_page_comes_while_it_is_announced);
+    TEST("not-announced", test_not_announced);
+    TEST("page-was-received", test_page_was_received);
+    TEST("order", test_order);
+    TEST("same-page", test_same_page);
+    TEST("numbers", test_numbers);
+    TEST("forget", test_forget);
+    TEST("detach", test_detach);
+    TEST("halt", test_halt);
+    g_test_add_func("/postcopy-async/threads", test_threads);
+    return g_test_run();
+}
