@@ -91,7 +91,9 @@ static void async_stop(void)
 
 static bool received(RAMBlock *rb, ram_addr_t start)
 {
-    return !rb->receivedmap || ramblock_recv_bitmap_test_byte_offset(rb, start);
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    return postcopy_requests_received(mis->page_requests, rb, start);
 }
 
 /* Whether the page of @gpa has come; if not, it is at *@start of *@rb */

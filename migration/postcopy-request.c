@@ -402,6 +402,13 @@ bool postcopy_requests_wait_empty(PostcopyRequests *r, int ms)
     return !g_hash_table_size(r->pages);
 }
 
+bool postcopy_requests_received(PostcopyRequests *r, RAMBlock *rb,
+                                ram_addr_t start)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    return !r->active || r->ops->received(rb, start);
+}
+
 void postcopy_requests_run(PostcopyRequests *r, RAMBlock *rb,
                            ram_addr_t length, ram_addr_t window,
                            ram_addr_t *start, size_t *size)

@@ -205,6 +205,13 @@ GArray *postcopy_requests_list(PostcopyRequests *r);
 /* Sleep until no page is outstanding, or for @ms; returns whether none is */
 bool postcopy_requests_wait_empty(PostcopyRequests *r, int ms);
 
+/*
+ * Whether the page at @start of @rb is there, or postcopy is over.  With the
+ * lock, since received bits are freed when it is.
+ */
+bool postcopy_requests_received(PostcopyRequests *r, RAMBlock *rb,
+                                ram_addr_t start);
+
 /**
  * postcopy_requests_run: extend a received page to the received ones around it
  *
