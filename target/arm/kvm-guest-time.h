@@ -52,8 +52,8 @@ void kvm_arm_guest_time_start(ARMCPU *cpu);
  * does with them.  Returns false if KVM refuses.
  *
  * A VM whose physical counter was never written has it as the hardware has it,
- * without traps.  When a VM is made, QEMU 10.0 writes what it has read some
- * milliseconds before: no guest can tell the difference.
+ * without traps.  When a VM is made, QEMU 10.0 writes what it has read a moment
+ * before (60 ms in the lab): no guest can tell the difference.
  */
 bool kvm_arm_guest_time_post_load(ARMCPU *cpu);
 

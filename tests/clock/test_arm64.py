@@ -213,6 +213,25 @@ def test_moved_on_to_stock(lab):
         third.wait_status("completed")
 
 
+@on_aarch64()
+def test_held_at_every_step(lab):
+    """A counter that is set much later than its value was computed is set again."""
+    with CounterPair(lab, policy="continuous", source=INJECT, destination=INJECT, capabilities=None) as pair:
+        khz = pair.source.wait_event("ready")["khz"]
+        was = offsets(pair.source)
+        points = [(pair.source, "guest-time-taken"), (pair.destination, "guest-time-set")]
+        for side, point in points:
+            side.inject.arm(point)
+        pair.source.cmd("migrate", uri=pair.listen())
+        for side, point in points:
+            side.inject.wait_held(point)
+            lab.run(f"sleep {GAP_S}")
+            side.inject.release(point)
+        is_continuous(pair.jump(khz, was, clocks(pair.source, pair.cpus, 0, last=True), pair.destination,
+                                clocks(pair.destination, pair.cpus, 1)))
+        assert not pair.warnings()
+
+
 @on_aarch64("side", ["source", "destination"])
 def test_kvm_without_the_physical_counter(lab, side):
     """A host whose KVM neither tells nor sets the guest's: it is the host's then."""
