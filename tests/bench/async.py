@@ -5,7 +5,8 @@
 
 For each vCPU the guest has a thread that writes memory at random and one that computes. It is migrated
 over a link with a delay, at a rate at which post-copy takes longer than is measured: from the moment on
-at which it goes on, by its own clock. Writes build/reports/async.json, async.md, async.svg.
+at which it goes on, by its own clock. For some seconds after that, the guest's kernel misses its own
+pages, and no way helps much. Writes build/reports/async.json, async.md, async.svg.
 """
 import argparse
 import statistics
@@ -134,9 +135,9 @@ def main():
     parser.add_argument("--quick", action="store_true", help="2 rounds, 1 vCPU")
     parser.add_argument("--cpus", nargs="+", type=int, help="vCPUs of the guest (1 2 4)")
     parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="that the guest writes (96)")
-    parser.add_argument("--rate", type=float, default=12, metavar="MIB", help="of the background, per second (12)")
+    parser.add_argument("--rate", type=float, default=6, metavar="MIB", help="of the background, per second (6)")
     parser.add_argument("--delay", type=int, default=4000, metavar="US", help="of each direction (4000)")
-    parser.add_argument("--seconds", type=float, default=8, help="that are measured (8)")
+    parser.add_argument("--seconds", type=float, default=16, help="that are measured (16)")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 8)
     options.cpus = options.cpus or ([1] if options.quick else [1, 2, 4])

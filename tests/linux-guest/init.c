@@ -30,6 +30,7 @@
 #include <unistd.h>
 
 #define PAGE 4096
+#define LATE_US 10000
 #define STRIDE 64                       /* a word of each cache line is checked */
 #define MAX_THREADS 64
 
@@ -56,8 +57,11 @@ static atomic_ulong writes[MAX_THREADS], computed[MAX_THREADS], copies[MAX_THREA
 /* Shared with other processes, as bad */
 static atomic_ulong *forks, *bad;
 static atomic_ulong sweeps;
-/* Microseconds: the longest time in which another processor did not answer, and how often */
-static atomic_ulong answer_max, answers;
+/*
+ * Microseconds: the longest time in which another processor did not answer since the last report;
+ * how often one answered, and of these later than LATE_US
+ */
+static atomic_ulong answer_max, answers, answers_late;
 /* The same for a thread that sleeps one tick */
 static atomic_ulong late_max;
 
@@ -257,10 +261,12 @@ static void *interrupter(void *opaque)
     (void)opaque;
     syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0);
     for (;;) {
-        uint64_t start = now_us(CLOCK_MONOTONIC);
+        uint64_t start = now_us(CLOCK_MONOTONIC), took;
 
         syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
-        maximum(&answer_max, now_us(CLOCK_MONOTONIC) - start);
+        took = now_us(CLOCK_MONOTONIC) - start;
+        maximum(&answer_max, took);
+        atomic_fetch_add(&answers_late, took > LATE_US);
         atomic_fetch_add(&answers, 1);
         usleep(1000);
     }
@@ -361,9 +367,9 @@ static void *reporter(void *opaque)
         n += counters(text + n, sizeof(text) - n, "computer", computed, P(COMPUTERS));
         n += counters(text + n, sizeof(text) - n, "forker", forks, P(FORKERS));
         n += counters(text + n, sizeof(text) - n, "copier", copies, P(COPIERS));
-        say("ms=%lu real=%lu%.*s sweeps=%lu offs=%lu answers=%lu answer_max=%lu late_max=%lu bad=%lu\n",
+        say("ms=%lu real=%lu%.*s sweeps=%lu offs=%lu answers=%lu answers_late=%lu answer_max=%lu late_max=%lu bad=%lu\n",
             now / 1000, now_us(CLOCK_REALTIME) / 1000, n, text, atomic_load(&sweeps), atomic_load(&offs),
-            atomic_load(&answers), atomic_exchange(&answer_max, 0), atomic_exchange(&late_max, 0),
+            atomic_load(&answers), atomic_load(&answers_late), atomic_exchange(&answer_max, 0), atomic_exchange(&late_max, 0),
             atomic_load(bad));
         usleep(P(INTERVAL) * 1000);
     }
