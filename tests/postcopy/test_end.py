@@ -30,10 +30,8 @@ def test_requested_page_is_lost(lab, trouble, exits, channels):
     """The destination has read the end of the main channel, and a page that it has asked for does
     not come: it waits, can be paused, and recovered."""
     capabilities, lying = {"preempt": (("postcopy-preempt",), URGENT), "one-channel": ((), MAIN)}[channels]
-    with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=4) as pair:
-        # A page that the guest will touch
-        pair.source.wait_event("ready")
-        lie = Never(least=pair.source.report().first("boot")["test_address"])
+    with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
+        lie = Never()
         wire = pair.wire(pair.listen(), lie=lie, lying=lying)
         pair.postcopy(wire.uri, bandwidth=256 << 10)
         until(lambda: lie.page and (oldest := (pair.faults() or {}).get("oldest"))

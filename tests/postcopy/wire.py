@@ -26,6 +26,7 @@ MAIN, URGENT = 0, 1  # the order in which the source connects
 VM_EOF, VM_SECTION_PART, VM_SECTION_END, VM_COMMAND = 0x00, 0x02, 0x03, 0x08
 PACKAGE = b"\x08\x00\x07\x00\x04\x00"
 SECTION_ID, FOOTER = 4, 5
+REQUEST = 3     # MIG_RP_MSG_REQ_PAGES_ID: offset, length, name of the RAMBlock
 END_OF_PAGES = EOS.to_bytes(8, "big")
 
 
@@ -148,10 +149,17 @@ class Wire:
         with contextlib.suppress(OSError):
             destination.shutdown(socket.SHUT_RDWR)
 
-    @staticmethod
-    def _back(a, b):
-        while data := a.recv(CHUNK):
-            b.sendall(data)
+    def _back(self, a, b):
+        if not self.lie:
+            while data := a.recv(CHUNK):
+                b.sendall(data)
+            return
+        with a.makefile("rb") as stream:
+            while head := stream.read(4):
+                body = stream.read(int.from_bytes(head[2:], "big"))
+                if int.from_bytes(head[:2], "big") == REQUEST:
+                    self.lie.asked.add((body[13:13 + body[12]], int.from_bytes(body[:8], "big")))
+                b.sendall(head + body)
 
     def _copy(self, a, b):
         left = self.stop_after
@@ -202,17 +210,16 @@ class Wire:
 
 
 class Lie:
-    """Says the truth but for one page: number `at`, or the next one that is not zero and not below the
-    address `least`."""
+    """Says the truth but for one page: number `at`, or the next one that has been asked for."""
 
-    def __init__(self, at=20, least=0):
+    def __init__(self, at=20):
         self.at = at
-        self.least = least
         self.page = None
+        self.asked = set()      # (name of the RAMBlock, offset)
 
     def __call__(self, n, page, send):
         """n: number of the page."""
-        if not self.page and n >= self.at and page.address >= self.least and len(page.body) > 1:
+        if not self.page and n >= self.at and (page.name, page.address) in self.asked:
             self.page = page
             self.change(page, send)
         else:
@@ -261,6 +268,7 @@ class Block(Lie):
     """No page of this RAMBlock."""
 
     def __init__(self, name):
+        super().__init__()
         self.name = name
 
     def __call__(self, n, page, send):

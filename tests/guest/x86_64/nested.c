@@ -2,7 +2,7 @@
 /*
  * A guest with a guest of its own, by AMD's SVM with nested paging. Of `mem`
  * MiB from 16 MiB on, which it writes without end, the nested guest touches
- * the first page when they have moved; then its processors touch the others,
+ * the last page when they have moved; then its processors touch all of them,
  * each once.
  */
 #include "touch.h"
@@ -161,8 +161,8 @@ _Noreturn void cpu_main(uint32_t cpu)
     }
     barrier();
     if (cpu == 0) {
-        nested_increment(page(0) + 2);
-        if (page(0)[2] != 1) {
+        nested_increment(page(n - 1) + 2);
+        if (page(n - 1)[2] != 1) {
             die("the nested guest has not written");
         }
         print("{\"event\": \"timing\"}\n");
