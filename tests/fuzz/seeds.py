@@ -265,7 +265,8 @@ def write(binary, to):
                 tape = Tape(f"{tmp}/in", way != "precopy")
                 done = migrate(source, destination, tape, tmp, capabilities, way)
         bits = sum(1 << CAPABILITIES.index(c) for c in capabilities)
-        speed = UNLIMITED if way == "precopy" else SLOW | SLOW << 4
+        # There is time to break a recovery
+        speed = SLOW << 4 if way == "recovery" else UNLIMITED
         for side, records in (("source", for_source(tape, status, way)),
                               ("destination", for_destination(tape, status))):
             (directories[side] / name).write_bytes(bytes([bits, speed]) + b"".join(records))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A short run of the fuzzer, and proof that it sees a crash and a hang."""
+"""A short run of the fuzzer."""
 import subprocess
 import sys
 from pathlib import Path

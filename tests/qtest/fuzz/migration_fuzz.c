@@ -42,7 +42,7 @@
 #include "migration_fuzz.h"
 
 #define HANG_S      10
-#define WAIT_MS     200
+#define WAIT_MS     100
 /* With all that a script and the report of a hang may take */
 #define CHILD_S     90
 #define DATA_PAGES  24
@@ -60,6 +60,8 @@ static size_t fuzz_size;
 /* The peer's end of each channel, or -1 */
 static int fuzz_channel[FUZZ_CHANNELS];
 static int fuzz_listening;
+/* Atomic; set before the peer closes its channels for the last time */
+static bool fuzz_hung_up;
 static bool fuzz_done;
 /* Shared with the parent: the child's threads run */
 static bool *fuzz_started;
@@ -236,6 +238,11 @@ static void fuzz_opened(int i, int fd)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
     fuzz_thread(fuzz_drain, fd);
     qatomic_set(&fuzz_channel[i], fd);
+    /* Either this sees the end, or the peer this channel */
+    smp_mb();
+    if (qatomic_read(&fuzz_hung_up)) {
+        shutdown(fd, SHUT_RDWR);
+    }
 }
 
 static void fuzz_close(int i)
@@ -456,6 +463,9 @@ static void *fuzz_peer(void *opaque)
     if (fuzz_listening >= 0) {
         shutdown(fuzz_listening, SHUT_RDWR);
     }
+    qatomic_set(&fuzz_hung_up, true);
+    /* Pairs with that of fuzz_opened() */
+    smp_mb();
     for (int i = 0; i < FUZZ_CHANNELS; i++) {
         fuzz_close(i);
     }
