@@ -341,8 +341,16 @@ void postcopy_fault_start(MigrationIncomingState *mis)
 
 void postcopy_fault_stop(MigrationIncomingState *mis)
 {
-    kvm_exit_on_missing_disable();
     postcopy_requests_stop(mis->page_requests);
+}
+
+void postcopy_fault_end(MigrationIncomingState *mis)
+{
+    /*
+     * Both wait for vCPUs in KVM_RUN.  One that misses a page which never
+     * comes is there until userfaultfd lets go of the memory.
+     */
+    kvm_exit_on_missing_disable();
     if (fault_hooks) {
         fault_hooks->stop();
     }

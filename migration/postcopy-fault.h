@@ -57,10 +57,12 @@ void postcopy_fault_set_hooks(const PostcopyFaultHooks *hooks);
 /*
  * Bracket the time in which pages may be missing.  postcopy_fault_start() is
  * called with the BQL before any vCPU runs; postcopy_fault_stop() when all
- * pages have been received.
+ * pages have been received; postcopy_fault_end() when no memory is registered
+ * with userfaultfd any more, until which vCPUs may still exit.
  */
 void postcopy_fault_start(MigrationIncomingState *mis);
 void postcopy_fault_stop(MigrationIncomingState *mis);
+void postcopy_fault_end(MigrationIncomingState *mis);
 
 /**
  * postcopy_fault_uffd: a page was missed by a thread that waits in the kernel
