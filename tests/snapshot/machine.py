@@ -83,12 +83,14 @@ class Machine:
     # Snapshots
 
     def start(self, uri=f"file:{SNAPSHOT}"):
+        self.side.qmp.clear_events()
         self.side.cmd("migrate", uri=uri)
 
     def wait_running(self):
-        """Wait until memory is protected and the guest runs on."""
-        until(lambda: self.side.cmd("query-migrate")["status"] == "active"
-              and self.side.cmd("query-status")["status"] == "running", "the snapshot has begun")
+        """Wait until memory is protected and the guest runs on. Before it is stopped for that, the
+        snapshot is active and the guest runs, too."""
+        until(lambda: any(event["event"] == "RESUME" for event in self.side.qmp.get_events()),
+              "the guest has been stopped, and runs on")
 
     def wait(self, *wanted, timeout=60):
         """Wait for the snapshot's end, which must be as wanted ("completed"); returns query-migrate."""
