@@ -40,7 +40,7 @@ struct PostcopyRequests {
     GHashTable *pages;
     /* Host pages that somebody places: about one for each channel */
     GPtrArray *claims;
-    /* The last entry of pages has gone */
+    /* The last entry of pages has gone, or of claims */
     QemuCond empty;
     /*
      * Not in use, so that a fault allocates no memory.  A Request is not part
@@ -177,6 +177,10 @@ void postcopy_requests_stop(PostcopyRequests *r)
         gpointer value;
 
         r->active = false;
+        /* A vCPU may be placing a page that is never sent */
+        while (r->claims->len) {
+            qemu_cond_wait(&r->empty, &r->lock);
+        }
         g_hash_table_iter_init(&iter, r->pages);
         while (g_hash_table_iter_next(&iter, NULL, &value)) {
             request_end(r, value, &wake);
@@ -300,6 +304,14 @@ bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
     }
 }
 
+static void claim_end(PostcopyRequests *r, void *host)
+{
+    g_ptr_array_remove_fast(r->claims, host);
+    if (!r->claims->len) {
+        qemu_cond_broadcast(&r->empty);
+    }
+}
+
 bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
                                ram_addr_t start, void *host,
                                PostcopyPlaceMethod method, size_t bytes,
@@ -315,7 +327,7 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
 
         r->counts.bytes[method] += bytes;
         r->ops->set_received(rb, start);
-        g_ptr_array_remove_fast(r->claims, host);
+        claim_end(r, host);
         uffd = req && req->uffd;
         if (woke || uffd) {
             r->counts.wakes++;
@@ -347,6 +359,9 @@ bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
     Wait *wait;
 
     QEMU_LOCK_GUARD(&r->lock);
+    if (!r->active) {
+        return false;
+    }
     if (r->ops->received(rb, start) ||
         g_ptr_array_find(r->claims, host, NULL)) {
         r->counts.duplicates++;
@@ -367,13 +382,14 @@ bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
 void postcopy_request_unclaim(PostcopyRequests *r, void *host)
 {
     QEMU_LOCK_GUARD(&r->lock);
-    g_ptr_array_remove_fast(r->claims, host);
+    claim_end(r, host);
 }
 
 void postcopy_requests_unclaim_all(PostcopyRequests *r)
 {
     QEMU_LOCK_GUARD(&r->lock);
     g_ptr_array_set_size(r->claims, 0);
+    qemu_cond_broadcast(&r->empty);
 }
 
 GArray *postcopy_requests_list(PostcopyRequests *r)

@@ -126,8 +126,9 @@ void postcopy_requests_start(PostcopyRequests *r);
 
 /*
  * All pages are there, or will never be.  After it returns, PostcopyRequestOps
- * are not called, postcopy_request_begin() says POSTCOPY_PAGE_RECEIVED, and no
- * vCPU waits.
+ * are not called, postcopy_request_begin() says POSTCOPY_PAGE_RECEIVED, no page
+ * can be claimed, nobody places one, and no vCPU waits.  Channels have ended,
+ * and have no claims: postcopy_requests_unclaim_all() if one has failed.
  */
 void postcopy_requests_stop(PostcopyRequests *r);
 
@@ -182,7 +183,7 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
  *     more unless the page can be written to
  *
  * Returns false if the page has been received, so that the guest may use it,
- * or if somebody has claimed it.  postcopy_request_complete() ends the claim.
+ * if somebody has claimed it, or if postcopy is over.  postcopy_request_complete() ends the claim.
  */
 bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
                             ram_addr_t start, void *host, bool *uffd,

@@ -43,7 +43,8 @@ def test_linux_takes_them(lab, cpus, backend, channels):
         time.sleep(2)
         finish(pair)
         counts = all_delivered(pair)
-        assert counts["announced"] > (5 if backend == "hugetlb" else 50), counts
+        # How many depends on how fast the guest is.
+        assert counts["announced"] > 5, counts
         assert counts["forgotten"] == 0, counts
         assert f"announced {counts['announced']}, " in pair.destination.hmp("info migrate")
         # The guest's writes of MSRs go to KVM again.

@@ -77,7 +77,8 @@ def test_merged(lab, ksm):
         until(lambda: int(lab.run(f"cat {KSM}/pages_sharing").output) > 0.9 * pages, "pages are merged")
         before = pair.faults()["populated"]
         lab.run(f"echo 0 >{KSM}/run", check=True)
-    assert pair.faults_at_the_end["populated"] - before > 0.9 * pages
+    # One exit populates all received pages of its 64 KiB.
+    assert pair.faults_at_the_end["populated"] - before > 0.9 * pages / 16
 
 
 @pytest.mark.slow

@@ -352,6 +352,36 @@ static void test_stop_wakes(void)
     postcopy_requests_free(r);
 }
 
+static void *stop_fn(void *opaque)
+{
+    postcopy_requests_stop(opaque);
+    return NULL;
+}
+
+/* Who places a page when all is over is waited for, and nobody begins to */
+static void test_stop_waits(void)
+{
+    PostcopyRequests *r = setup();
+    QemuThread thread;
+    bool uffd, vcpu;
+
+    begin(r, 0, NULL);
+    g_assert_true(claim(r, &uffd, &vcpu));
+    qemu_thread_create(&thread, "stop", stop_fn, r, QEMU_THREAD_JOINABLE);
+    while (begin(r, 1, NULL) != POSTCOPY_PAGE_RECEIVED) {
+        /* not stopped yet */
+    }
+    g_assert_false(mem.received_map[0]);
+    g_assert_cmpuint(postcopy_requests_outstanding(r, &(PostcopyOldest) { }),
+                     >, 0);
+    complete(r, 0);
+    qemu_thread_join(&thread);
+    g_assert_true(mem.received_map[0]);
+    g_assert_false(postcopy_request_claim(r, block, PAGE, host_memory + PAGE,
+                                          &uffd, &vcpu));
+    postcopy_requests_free(r);
+}
+
 static void *complete_fn(void *opaque)
 {
     g_usleep(20 * 1000);
@@ -586,6 +616,7 @@ int main(int argc, char **argv)
     g_test_add_func("/postcopy-request/stopped", test_stopped);
     g_test_add_func("/postcopy-request/waiters", test_waiters);
     g_test_add_func("/postcopy-request/stop-wakes", test_stop_wakes);
+    g_test_add_func("/postcopy-request/stop-waits", test_stop_waits);
     g_test_add_func("/postcopy-request/wait-empty", test_wait_empty);
     g_test_add_func("/postcopy-request/kick", test_kick);
     g_test_add_func("/postcopy-request/stress", test_stress);
