@@ -29,7 +29,7 @@ typedef struct PostcopyRequestOps {
     /* @start: byte offset of a host page in @rb */
     bool (*received)(RAMBlock *rb, ram_addr_t start);
     void (*set_received)(RAMBlock *rb, ram_addr_t start);
-    /* Thread @tid waits for the page at @host, and does nothing else; or NULL */
+    /* Or NULL.  Thread @tid waits for the page at @host, and for nothing else */
     void (*missed)(RAMBlock *rb, void *host, uint32_t tid);
 } PostcopyRequestOps;
 
@@ -183,7 +183,8 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
  *     more unless the page can be written to
  *
  * Returns false if the page has been received, so that the guest may use it,
- * if somebody has claimed it, or if postcopy is over.  postcopy_request_complete() ends the claim.
+ * if somebody has claimed it, or if postcopy is over.
+ * postcopy_request_complete() ends the claim.
  */
 bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
                             ram_addr_t start, void *host, bool *uffd,
