@@ -29,7 +29,7 @@ typedef struct PostcopyRequestOps {
     /* @start: byte offset of a host page in @rb */
     bool (*received)(RAMBlock *rb, ram_addr_t start);
     void (*set_received)(RAMBlock *rb, ram_addr_t start);
-    /* Or NULL.  Thread @tid waits for the page at @host, and for nothing else */
+    /* Or NULL.  Thread @tid waits for the page at @host and nothing else */
     void (*missed)(RAMBlock *rb, void *host, uint32_t tid);
 } PostcopyRequestOps;
 
