@@ -341,8 +341,7 @@ void postcopy_fault_start(MigrationIncomingState *mis)
 
 void postcopy_fault_stop(MigrationIncomingState *mis)
 {
-    /* Of channels that have failed, and ended */
-    postcopy_receive_abort(mis);
+    postcopy_receive_stop(mis);
     postcopy_requests_stop(mis->page_requests);
 }
 

@@ -60,6 +60,7 @@ static int place(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
     ret = postcopy_place(mis->page_requests, mis->userfault_fd, rb, start, host,
                          from, qemu_ram_pagesize(rb), wake);
     if (ret) {
+        postcopy_request_unclaim(mis->page_requests, host);
         return ret;
     }
     return postcopy_notify_shared_wake(rb, start);
@@ -83,20 +84,27 @@ int postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
                           ram_addr_t start)
 {
     bool wake, writable;
-    int ret;
 
     if (!postcopy_request_claim(mis->page_requests, rb, start, rb->host + start,
                                 &wake, &writable)) {
         return 0;
     }
-    ret = place(mis, rb, start, NULL, wake, writable);
-    if (ret) {
-        postcopy_request_unclaim(mis->page_requests, rb->host + start);
-    }
-    return ret;
+    return place(mis, rb, start, NULL, wake, writable);
 }
 
 void postcopy_receive_abort(MigrationIncomingState *mis)
 {
     postcopy_requests_unclaim_all(mis->page_requests);
+}
+
+void postcopy_receive_stop(MigrationIncomingState *mis)
+{
+    for (unsigned i = 0; mis->postcopy_tmp_pages &&
+         i < mis->postcopy_channels; i++) {
+        PostcopyTmpPage *page = &mis->postcopy_tmp_pages[i];
+
+        if (page->target_pages && !page->drop) {
+            postcopy_request_unclaim(mis->page_requests, page->host_addr);
+        }
+    }
 }
