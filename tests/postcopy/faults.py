@@ -45,11 +45,8 @@ class Ended(enum.Enum):
 
     DESTINATION = "the guest is whole on the destination"
     SOURCE = "the guest is whole on the source"
-    SPLIT = "one side was killed after the switch: the other one says postcopy-paused"
+    SPLIT = "one side was killed after the guest had begun to run there: the other one says postcopy-paused"
     WITH_SOURCE = "the guest was killed with the source; the destination says that the stream ended"
-    # Known of QEMU before 10.2, whose source can go on until the destination tells that it does.
-    STRANDED = ("the destination has ended before the guest ran there; the source, which has all of the "
-                "guest, says postcopy-paused, and cannot go on")
     WITH_DESTINATION = "the guest was killed with the destination, after the source had completed"
 
 
@@ -277,10 +274,9 @@ class Faults:
             return Ended.SOURCE
         if (s, d) == ("postcopy-paused", "postcopy-paused"):
             return None
-        if (s, d) == ("postcopy-paused", "exited") and not self.killed and not self.has_run(pair.destination):
-            self.named(pair.source, s)
-            self.said = f"{output(pair.destination)}; source {self.said}"
-            return Ended.STRANDED
+        if s == "postcopy-paused" and d in ("exited", KILLED) and self.returned():
+            self.check_by_another()
+            return Ended.SOURCE
         if self.killed is pair.destination:
             if s == "completed":
                 return Ended.WITH_DESTINATION
@@ -292,6 +288,18 @@ class Faults:
                 return Ended.WITH_SOURCE
             return self.named(pair.destination, d)
         raise AssertionError(f"the guest is nowhere: source {s}, destination {d}")
+
+    def returned(self):
+        """The guest goes on on the source, if the destination has not told that it may run it."""
+        source = self.pair.source
+        try:
+            source.cmd("migrate_cancel")
+        except ExecuteError as e:
+            assert str(e) == "Postcopy migration in progress, cannot cancel.", str(e)
+            return False
+        self.until(lambda: self.status(source) == "cancelled" and self.runs(source), "the guest runs on the source")
+        self.note("cancelled: the guest runs on the source")
+        return True
 
     def named(self, side, status):
         assert status == "postcopy-paused", f"the {side.name}, which is left with a part of the guest, says {status}"
