@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock inject guest kernel aarch64 check-quick check check-slow demo soak fuzz bench bench-begin bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch help
+.PHONY: all build stock inject tests guest kernel aarch64 tsan check-quick check check-slow demo soak fuzz bench bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -14,14 +14,14 @@ endif
 # What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
 FORK = qemu-system-$(ARCH) tests/qtest/migration-test tests/qtest/postcopy-fault-exits-test
 ifeq ($(ARCH),x86_64)
-FORK += tests/unit/test-postcopy-request tests/unit/test-postcopy-place \
-	tests/unit/test-postcopy-mirror tests/unit/test-postcopy-async \
-	tests/unit/test-guest-time tests/unit/test-guest-time-arm \
-	tests/unit/test-snapshot-holes
+FORK += $(UNIT)
 endif
-PYTEST = build/venv/bin/python -m pytest -rs --durations=10
-# Two at a time, each with a first-level machine of its own; one of them has the arm64 one, too.
-PYTEST_2 = $(PYTEST) -n 2 --dist loadgroup
+# Those of pure arithmetic are built without QEMU.
+UNIT = $(filter-out tests/unit/test-guest-time%,$(patsubst %.c,%,$(wildcard tests/unit/*.c)))
+MESON_TEST = build/venv/bin/meson test -C build/tests --no-rebuild
+# tests/meson.build has the list. pytest's own summary is the last line.
+TIER = @$(MESON_TEST) --suite $(1) --logbase $(1); status=$$?; \
+	grep -a '^=.* in [0-9.]*s' build/tests/meson-logs/$(1).txt | tail -n 1; exit $$status
 
 all: build
 build:           ## build the fork: build/fork/qemu-system-x86_64 (make ARCH=aarch64: for arm64)
@@ -36,10 +36,12 @@ inject: build    ## build the fork with points at which tests hold and fail its 
 	@scripts/setup inject $(ARCH)
 	@scripts/ninja build/inject$(S) qemu-system-$(ARCH)
 
-guest: build     ## build the guest payload, the Linux guest and the raw KVM bench: build/guest, build/bench
-	@$(MAKE) -s -C tests/guest ARCH=$(ARCH) O=$(CURDIR)/build/guest$(S)
+tests:           ## build what needs no QEMU: guests, the lab's programs, the raw KVM bench: build/tests
+	@scripts/setup tests $(ARCH)
+	@scripts/ninja build/tests$(S)
+
+guest: build tests ## build that, and the Linux guest
 	@$(if $(S),,build/venv/bin/python tests/linux-guest/linux_guest.py)
-	@$(MAKE) -s -C tests/bench/demand-paging $(if $(S),CROSS=aarch64-linux-gnu-) O=$(CURDIR)/build/bench$(S)
 
 kernel:          ## build the lab's Linux, once for all clones
 	@scripts/deps lab kernel $(S:-%=%)
@@ -48,61 +50,54 @@ kernel:          ## build the lab's Linux, once for all clones
 aarch64:         ## build all that the arm64 lab needs
 	@$(MAKE) -s ARCH=aarch64 stock inject guest kernel
 
-check-quick: build ## under two minutes: style, series, unit tests
-	@$(PYTEST) tests/quick
+tsan: build      ## build the unit tests with ThreadSanitizer: build/tsan
+	@scripts/setup tsan
+	@scripts/ninja build/tsan $(UNIT)
 
-check: stock inject guest kernel aarch64 ## check-quick, QEMU's migration qtests on TCG, the tests in the lab
-	@$(PYTEST_2) -m 'not slow' tests
+check-quick: tests tsan ## under two minutes: style, series, unit tests
+	$(call TIER,quick)
 
-check-slow: stock inject guest kernel aarch64 ## all tests there are
-	@$(PYTEST_2) tests
+check: stock inject tsan guest kernel aarch64 ## check-quick, QEMU's migration qtests on TCG, the tests in the lab
+	$(call TIER,lab)
+
+check-slow: stock inject tsan guest kernel aarch64 ## all tests there are
+	$(call TIER,slow)
 
 demo: guest kernel ## migrate a busy guest post-copy in the lab, exits on, then off
 	@build/venv/bin/python tests/demo/demo.py --arch $(ARCH)
 
-BENCH = build/venv/bin/python tests/bench
-BENCH_OPTIONS = $(if $(QUICK),--quick)
-BENCHES = bench-demand-paging bench-postcopy $(if $(QUICK),,bench-postcopy-more) bench-breakdown \
-	$(if $(QUICK),,bench-model) bench-guest-time bench-snapshot bench-async
-bench: bench-begin $(BENCHES) ## all benches, then build/reports/report.md; QUICK=1: the short ones, in five minutes
-	@$(BENCH)/report.py
-
-bench-begin:
+BENCH = $(MESON_TEST) --logbase bench --benchmark $(if $(QUICK),--test-args=--quick)
+bench: stock guest kernel $(if $(QUICK),,aarch64) ## all benches, then build/reports/report.md; QUICK=1: the short ones, in five minutes
 	@rm -f build/reports/*.md
-
-# One after the other, also with make -j.
-.NOTPARALLEL: bench
+	@$(BENCH) $(if $(QUICK),--suite quick); status=$$?; \
+		build/venv/bin/python tests/bench/report.py && exit $$status
 
 bench-demand-paging: guest kernel ## faults of a raw KVM guest: exits against userfaultfd, in the lab
-	@$(BENCH)/demand_paging.py $(BENCH_OPTIONS)
+	@$(BENCH) demand-paging
 
 bench-postcopy: stock guest kernel ## post-copy of stock QEMU and of the fork, exits off and on, measured in the lab
-	@$(BENCH)/postcopy.py $(BENCH_OPTIONS)
+	@$(BENCH) postcopy
 
 bench-postcopy-more: stock guest kernel ## the same with other numbers of vCPUs, other loads, and a network with delay
-	@$(BENCH)/postcopy.py --name postcopy-vcpus --backends anonymous --transport unix --cpus 1 2 4 8 --rounds 3
-	@$(BENCH)/postcopy.py --name postcopy-loads --backends anonymous --load sequential shared zeros --rounds 3
-	@$(BENCH)/postcopy.py --name postcopy-network --backends anonymous --delay 500 --bandwidth 1000 --rounds 3
+	@$(BENCH) postcopy-vcpus postcopy-loads postcopy-network
 
 bench-breakdown: stock guest kernel ## where the time of one fault goes
-	@$(BENCH)/breakdown.py $(BENCH_OPTIONS)
-	@$(if $(QUICK),,$(BENCH)/breakdown.py --cpus 1 --name breakdown-1)
+	@$(BENCH) breakdown $(if $(QUICK),,breakdown-1)
 
 bench-model: stock guest kernel ## a model of the queues for many vCPUs, and its error
-	@$(BENCH)/model.py $(BENCH_OPTIONS)
+	@$(BENCH) model
 
 bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: stock QEMU, the fork; 100 in a row
-	@$(BENCH)/guest_time.py $(BENCH_OPTIONS)
+	@$(BENCH) guest-time
 
 bench-snapshot: stock guest kernel ## background snapshots of stock QEMU and of the fork, on this host and in the lab
-	@$(BENCH)/snapshot.py $(BENCH_OPTIONS)
-	@$(if $(QUICK),,$(BENCH)/snapshot.py --lab --rounds 1)
+	@$(BENCH) snapshot $(if $(QUICK),,snapshot-lab)
 
 bench-async: stock guest kernel ## what a Linux guest does during post-copy: async page faults from exits, exits, none, stock
-	@$(BENCH)/async.py $(BENCH_OPTIONS)
+	@$(BENCH) async
 
-bench-counter: aarch64 ## what it costs an arm64 guest to read its counters, in the lab
-	@build/venv/bin/python tests/bench/counter.py
+bench-counter: tests aarch64 ## what it costs an arm64 guest to read its counters, in the lab
+	@$(BENCH) counter
 
 SOAK ?= 200
 SEED ?= 1

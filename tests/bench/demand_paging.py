@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Page faults of a raw KVM guest in the lab: one userfaultfd with one reader, against exits.
 
-Runs build/bench/demand-paging for some numbers of vCPUs and two kinds of memory, each round once in each
+Runs build/tests/demand-paging for some numbers of vCPUs and two kinds of memory, each round once in each
 way, in an order that turns. Prints tables, and writes build/reports/demand-paging.json, .md and pictures.
 Ratios are of the medians, with those of the rounds in brackets.
 """
@@ -15,7 +15,7 @@ import pictures
 from bench import say
 from lab import Lab
 
-PROGRAM = "build/bench/demand-paging"
+PROGRAM = "build/tests/demand-paging"
 BASE = "one reader"
 VARIANTS = {BASE: "", "exits": "-w", "exits, mapped at once": "-w -p"}
 # The first is what the kernel series was measured with.

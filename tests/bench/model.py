@@ -6,7 +6,7 @@ Measured, for some numbers of vCPUs and each variant, in the midst of a post-cop
 second, and the processor time of each thread per request. The times at one vCPU, where each thread sleeps before each
 job, and at the most, where it seldom does, feed the model; so does the time that passes at one vCPU while no thread
 works. The rates beyond one vCPU are the model's, and are compared with those measured. What one more thread that
-waits in userfaultfd costs a wake-up comes from build/bench/demand-paging, with few and many vCPUs.
+waits in userfaultfd costs a wake-up comes from build/tests/demand-paging, with few and many vCPUs.
 
 Then the model for many vCPUs, on a host with a processor for each of them. Prints tables, and writes
 build/reports/model.json, .md and a picture.
@@ -99,7 +99,7 @@ def waiters_cost_us(lab, rounds):
     reader = {n: [] for n in (few, many)}
     for _ in range(rounds):
         for n in reader:
-            figures = json.loads(lab.run(f"build/bench/demand-paging -j -a -v {n} -b 1", check=True).output)
+            figures = json.loads(lab.run(f"build/tests/demand-paging -j -a -v {n} -b 1", check=True).output)
             reader[n].append(figures["reader_threads_cpu_s"] / figures["touch_count"] * 1e6)
     return (statistics.median(reader[many]) - statistics.median(reader[few])) / (many - few)
 

@@ -22,13 +22,12 @@ import re
 import shlex
 import statistics
 import time
-from pathlib import Path
 
 import bench
 import guest
 from bench import ROOT, BenchError, say
 from host import Host
-from initramfs import compiled, qemu
+from initramfs import programs, qemu
 from lab import Lab
 from pair import FORK, STOCK, Side
 
@@ -40,7 +39,6 @@ FULL_MIB = 1792
 FULL_SHARE = 0.8
 WAIT_US = 100               # a touch that took longer has waited
 TIMEOUT_S = 300
-PROTECT = Path(__file__).with_name("protect.c")
 # Ways of protect.c, and what each is in QEMU.
 WAYS = {
     "default": "protected as it is: first writes to empty pages are missed",
@@ -199,11 +197,11 @@ def show(results):
 
 def run(options):
     about, results = bench.about(), []
-    program = compiled(PROTECT)
+    program = programs()["protect"]
     if options.lab:
         # The guest, its snapshot, and what stock QEMU makes of a memfd.
         program = program.relative_to(ROOT)
-        place = Lab(name="bench", memory_mb=1024 * max(options.sizes) * 2 + 2048, extra=[str(program)])
+        place = Lab(name="bench", memory_mb=1024 * max(options.sizes) * 2 + 2048)
     else:
         place = Host(options.accel)
     with place as lab:

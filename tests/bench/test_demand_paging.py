@@ -12,7 +12,7 @@ PAGES = 512     # of two vCPUs with 1 MiB each
 
 
 def program(lab):
-    return f"build/{below('bench', lab.arch)}/demand-paging"
+    return f"build/{below('tests', lab.arch)}/demand-paging"
 
 
 def measure(lab, options):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lab import tsc_khz
 from pair import FORK, INJECT, MIB, Pair, until
 
-CLOCK = "build/guest/clock.bin"
+CLOCK = "build/tests/clock.bin"
 ON = ("-global", "kvmclock.guest-time=on")
 
 

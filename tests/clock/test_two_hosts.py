@@ -15,7 +15,7 @@ RESOURCE = "$(dirname $(grep -l 0x1110 /sys/bus/pci/devices/*/device))/resource2
 
 
 def run(lab, role):
-    return lab.run(f"build/lab/bin/clock-difference {role} {RESOURCE}", check=True).output
+    return lab.run(f"build/tests/clock-difference {role} {RESOURCE}", check=True).output
 
 
 class Hosts:
@@ -39,7 +39,7 @@ class Hosts:
 
     def compare(self, role="ask"):
         """Of b less a: (time of day in ns, TSC, ns that both may be wrong by)."""
-        answer = self.a.job(f"build/lab/bin/clock-difference answer {RESOURCE}")
+        answer = self.a.job(f"build/tests/clock-difference answer {RESOURCE}")
         ns, tsc, took = map(int, run(self.b, role).split())
         run(self.b, "end")
         answer.wait()

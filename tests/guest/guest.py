@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 READBACK = {"source": 0xE9, "destination": 0xD5}
-PAYLOADS = {"x86_64": "build/guest", "aarch64": "build/guest-aarch64"}
+PAYLOADS = {"x86_64": "build/tests", "aarch64": "build/tests-aarch64"}
 MACHINE = {"x86_64": "pc", "aarch64": "virt,gic-version=3"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The initramfs of the lab's first-level machine: a cpio archive in the "newc" format.
+"""The initramfs of the lab's first-level machine.
 
 What lies in build/ on the host lies in /lab/build/ there, stripped, with the shared
 libraries and firmware at the paths that they have on the host.
@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import tempfile
-import threading
 from pathlib import Path
 
 LAB = Path(__file__).resolve().parent
@@ -30,8 +29,6 @@ FIRMWARE = {
     ),
     "aarch64": ("efi-virtio.rom",),
 }
-# Of the programs of this directory
-ONLY_X86 = ("clock-difference", "tsc-khz")
 
 
 def below(name, arch):
@@ -48,22 +45,21 @@ class BuildError(Exception):
     pass
 
 
-def _tool(*argv):
-    p = subprocess.run(argv, capture_output=True, text=True)
+def _tool(*argv, stdin=""):
+    p = subprocess.run(argv, input=stdin, capture_output=True, text=True)
     if p.returncode:
         raise BuildError(f"{' '.join(map(str, argv))} failed: {p.stderr.strip()}")
     return p.stdout
 
 
-def compiled(source, arch="x86_64"):
-    """The static program of one C source file of ours, in build/lab/bin."""
-    out = BUILD / "lab" / below("bin", arch) / source.stem
-    if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        tmp = out.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-        _tool(f"{CROSS[arch]}gcc", "-O2", "-Wall", "-Wextra", "-static", "-pthread", "-o", tmp, source)
-        tmp.rename(out)
-    return out
+def programs(arch="x86_64"):
+    """The directory with what the checkout's meson.build makes, up to date: {name: file}."""
+    where = BUILD / below("tests", arch)
+    if not (where / "build.ninja").exists():
+        raise BuildError(f"no {where.relative_to(ROOT)}: run make guest ARCH={arch} first")
+    _tool(ROOT / "scripts" / "ninja", where)
+    return {p.name: p for p in sorted(where.iterdir())
+            if p.suffix in ("", ".bin") and p.is_file() and os.access(p, os.X_OK)}
 
 
 def _stripped(path, arch):
@@ -131,49 +127,42 @@ def firmware_dirs(arch="x86_64"):
     return re.findall('"(.*?)"', line[1])
 
 
-class _Cpio:
-    def __init__(self, f):
-        self.f = f
-        self.seen = set()
-        self.inode = 0
+class Archive:
+    """A cpio archive as Linux unpacks it. bsdtar writes it, from a list in the format of mtree, so
+    that it can hold what an ordinary user cannot make."""
 
-    def _entry(self, name, mode, data=b"", rdev=(0, 0)):
-        self.inode += 1
-        name = name.encode() + b"\0"
-        fields = (self.inode, mode, 0, 0, 1, 0, len(data), 0, 0, *rdev, len(name), 0)
-        head = b"070701" + b"".join(b"%08X" % x for x in fields) + name
-        self.f.write(head + bytes(-len(head) % 4))
-        self.f.write(data)
-        self.f.write(bytes(-len(data) % 4))
+    def __init__(self):
+        self.entries = {}
 
-    def _add(self, path, mode, **args):
+    def _add(self, path, *words):
         path = path.strip("/")
-        if path in self.seen:
-            return
-        self.seen.add(path)
-        if "/" in path:
-            self.directory(os.path.dirname(path))
-        self._entry(path, mode, **args)
+        if path not in self.entries:
+            if "/" in path:
+                self.directory(os.path.dirname(path))
+            self.entries[path] = words
 
     def directory(self, path):
-        self._add(path, 0o040755)
+        self._add(path, "type=dir", "mode=0755")
 
     def file(self, path, source):
-        source = Path(source)
         executable = os.access(source, os.X_OK)
-        self._add(path, 0o100755 if executable else 0o100644, data=source.read_bytes())
-
-    def text(self, path, text):
-        self._add(path, 0o100644, data=text.encode())
+        self._add(path, "type=file", f"contents={_escaped(source)}", f"mode=0{755 if executable else 644}")
 
     def link(self, path, target):
-        self._add(path, 0o120777, data=target.encode())
+        self._add(path, "type=link", f"link={_escaped(target)}", "mode=0777")
 
     def console(self):
-        self._add("dev/console", 0o020600, rdev=(5, 1))
+        self._add("dev/console", "type=char", "device=native,5,1", "mode=0600")
 
-    def end(self):
-        self._entry("TRAILER!!!", 0)
+    def write(self, out):
+        lines = ["#mtree", "/set uid=0 gid=0 nlink=1 time=0",
+                 *(" ".join((f"./{_escaped(path)}", *words)) for path, words in self.entries.items())]
+        _tool("bsdtar", "--format=newc", "-cf", out, "@-", stdin="\n".join(lines) + "\n")
+
+
+def _escaped(path):
+    """As mtree has it."""
+    return re.sub(rb"[^!-~]|[\\#=]", lambda m: b"\\%03o" % ord(m[0]), os.fsencode(path)).decode()
 
 
 def _programs(arch):
@@ -181,17 +170,14 @@ def _programs(arch):
     fork = f"build/{below('fork', arch)}"
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
     names = [f"{fork}/qemu-img", f"{fork}/tests/unit/test-snapshot-holes",
-             *(qemu(arch, name) for name in sorted({"fork", "stock", "inject", TESTED})),
-             f"build/{below('bench', arch)}/demand-paging"]
+             *(qemu(arch, name) for name in sorted({"fork", "stock", "inject", TESTED}))]
     names += [f"{fork}/tests/qtest/{name}" for name in sorted(ours | {"migration-test"})]
     for name in names:
         yield name, ROOT / name
-    guest = below("guest", arch)
-    for path in sorted((BUILD / guest).glob("*")):
-        yield f"build/{guest}/{path.name}", path
-    for source in sorted(LAB.glob("*.c")):
-        if arch == "x86_64" or source.stem not in ONLY_X86:
-            yield f"build/lab/{below('bin', arch)}/{source.stem}", compiled(source, arch)
+    for name, path in programs(arch).items():
+        yield f"build/{below('tests', arch)}/{name}", path
+    for path in sorted((BUILD / "guest").glob("linux.*")) if arch == "x86_64" else ():
+        yield f"build/guest/{path.name}", path
 
 
 def _busybox(arch):
@@ -217,37 +203,28 @@ def build(out, extra=(), arch="x86_64"):
     files += [(str(e) if os.path.isabs(e) else f"lab/{e}", ROOT / e) for e in extra]
     out.parent.mkdir(parents=True, exist_ok=True)
     (BUILD / "lab").mkdir(exist_ok=True)
+    archive = Archive()
+    for d in ("dev", "etc", "proc", "sys", "tmp", "root", "lab", "var/tmp"):
+        archive.directory(d)
+    archive.console()
+    archive.file("init", LAB / "init")
+    archive.file("bin/busybox", busybox)
+    for applet in applets:
+        archive.link(f"bin/{applet}", "busybox")
+    archive.link("sbin", "bin")
+    archive.link("usr/bin", "../bin")
+    dirs = firmware_dirs(arch)
+    for name in FIRMWARE[arch]:
+        path = next((p for d in dirs if (p := Path(d, name)).exists()), None)
+        if not path:
+            raise BuildError(f"no firmware {name} in {':'.join(dirs)}: scripts/deps lab")
+        archive.file(str(path), path)
     # One at a time makes the stripped copies.
-    with open(BUILD / "lab" / ".lock", "w") as lock, open(out, "wb") as f:
+    with open(BUILD / "lab" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        c = _Cpio(f)
-        for d in ("dev", "proc", "sys", "tmp", "root", "lab", "var/tmp"):
-            c.directory(d)
-        c.console()
-        c.file("init", LAB / "init")
-        c.file("bin/agent", compiled(LAB / "agent.c", arch))
-        c.file("bin/busybox", busybox)
-        for applet in applets:
-            c.link(f"bin/{applet}", "busybox")
-        c.link("sbin", "bin")
-        c.link("usr/bin", "../bin")
         for name, path in files:
             elf = _is_elf(path)
             for lib, file in _libraries(path, arch).items() if elf else ():
-                c.file(lib, _stripped(file, arch))
-            # Guest payloads may be ELF files of which QEMU needs all.
-            strip = elf and not name.startswith("lab/build/guest")
-            c.file(name, _stripped(path, arch) if strip else path)
-        dirs = firmware_dirs(arch)
-        for name in FIRMWARE[arch]:
-            for d in dirs:
-                path = Path(d, name)
-                if path.exists():
-                    c.file(str(path), path)
-                    break
-            else:
-                raise BuildError(f"no firmware {name} in {':'.join(dirs)}: scripts/deps lab")
-        c.text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")
-        c.text("etc/group", "root:x:0:\n")
-        c.text("etc/hosts", "127.0.0.1 localhost\n")
-        c.end()
+                archive.file(lib, _stripped(file, arch))
+            archive.file(name, _stripped(path, arch) if elf else path)
+        archive.write(out)

@@ -56,7 +56,7 @@ COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general pro
 def tsc_khz():
     """L1's TSC is the host's. On a busy host L1's Linux measures its frequency with an error of
     hundreds of ppm, and if it finds out later, KVM refuses to run guests at the old one."""
-    program = initramfs.compiled(LAB / "tsc-khz.c")
+    program = initramfs.programs()["tsc-khz"]
     return int(subprocess.run([program], stdout=subprocess.PIPE, check=True, text=True).stdout)
 
 

@@ -20,7 +20,7 @@ CLI = Path(__file__).parent / "lab"
 
 def abi(arch):
     """The test program of the kernel's interface."""
-    return f"build/lab/{below('bin', arch)}/kvm-exit-on-missing"
+    return f"build/{below('tests', arch)}/kvm-exit-on-missing"
 
 
 def tap(result):

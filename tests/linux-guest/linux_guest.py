@@ -12,8 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "lab"))
 
 import initramfs  # noqa: E402
@@ -38,14 +37,12 @@ def build():
                                stdout=subprocess.PIPE, check=True)
         kernel.write_bytes(image.stdout)
         stamp.write_text(deb.name)
-    program = initramfs.compiled(HERE / "init.c")
-    with open(ROOT / INITRD, "wb") as f:
-        archive = initramfs._Cpio(f)
-        for d in ("dev", "proc", "sys"):
-            archive.directory(d)
-        archive.console()
-        archive.file("init", initramfs._stripped(program, "x86_64"))
-        archive.end()
+    archive = initramfs.Archive()
+    for d in ("dev", "proc", "sys"):
+        archive.directory(d)
+    archive.console()
+    archive.file("init", initramfs._stripped(initramfs.programs()["linux-init"], "x86_64"))
+    archive.write(ROOT / INITRD)
 
 
 def arguments(report, log, cpus=1, memory_mb=160, machine="pc", append="", reboot=False, **parameters):

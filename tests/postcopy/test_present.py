@@ -62,7 +62,7 @@ def test_swapped_out_again_and_again(lab, swap):
         before = pair.faults()["populated"]
         for _ in range(3):
             lab.run(f"p=$(cat {destination.pidfile}); for i in $(seq {TIMES // 3}); do "
-                    f"build/lab/bin/pageout $p {address} 4096; usleep 20000; done", check=True)
+                    f"build/tests/pageout $p {address} 4096; usleep 20000; done", check=True)
             print(pair.faults())
             assert destination.cmd("query-status")["status"] == "running", destination.job.output
         assert pair.faults()["populated"] - before > 0.8 * TIMES

@@ -121,7 +121,7 @@ def test_swapped_pages_are_data(lab):
     try:
         with Machine(lab, memory_mb=64, mem=16) as machine:
             machine.side.cmd("stop")
-            lab.run(f"build/lab/bin/pageout $(cat {machine.side.pidfile})", check=True)
+            lab.run(f"build/tests/pageout $(cat {machine.side.pidfile})", check=True)
             swapped_kib = int(re.search(r"VmSwap:\s*(\d+)", machine.proc("status"))[1])
             assert swapped_kib > 8 << 10
             machine.side.cmd("cont")

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * Guest physical addresses of machine virt, used by assembly, C and the linker scripts.
- *   0           flash, where the ROM image is and all processors start
+ *   ROM_START   flash, where the ROM image is and all processors start
  *   0x8000000   GIC, UART, fw_cfg
  *   RAM_START   QEMU's device tree, 1 MiB
  *   LOAD_ADDR   the payload, then its stacks
@@ -10,6 +10,7 @@
 #ifndef LAYOUT_H
 #define LAYOUT_H
 
+#define ROM_START   0
 #define ROM_SIZE    0x10000
 #define GICD        0x08000000
 #define GICR        0x080a0000

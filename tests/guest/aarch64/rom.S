@@ -30,7 +30,8 @@
         ldr     x9, =LOAD_ADDR
         cbnz    x0, 2f
         adr     x1, payload
-        ldr     x2, =payload_end
+        ldr     x2, =payload_size
+        add     x2, x1, x2
         mov     x3, x9
 1:      ldr     x4, [x1], #8
         str     x4, [x3]
@@ -47,9 +48,7 @@
         .ltorg
 #include "tables.S"
 
-payload:
-        .incbin PAYLOAD
-        .balign 8
-payload_end:
+        .section .reset, "a"
+        .zero   16                      /* the image's end: nothing begins here */
 
         .section .note.GNU-stack, "", @progbits

@@ -5,10 +5,13 @@
  *   0x38000     SMI_ADDR    SMI handler (SMBASE 0x30000 + 0x8000)
  *   0x100000    LOAD_ADDR   the payload, then its tables and stacks
  *   after that              metadata, samples, then the memory under test
+ *   0xffff0000  ROM_START   the image
  */
 #ifndef LAYOUT_H
 #define LAYOUT_H
 
+#define ROM_START   0xffff0000
+#define ROM_SIZE    0x10000
 #define AP_ADDR     0x8000
 #define SMI_ADDR    0x38000
 #define LOAD_ADDR   0x100000

@@ -29,7 +29,7 @@ start32:
         outb    %al, $0x92
         movl    $payload, %esi
         movl    $LOAD_ADDR, %edi
-        movl    $(payload_end - payload), %ecx
+        movl    $payload_size, %ecx
         rep movsb
         movl    $LOAD_ADDR, %eax
         jmp     *%eax
@@ -41,11 +41,6 @@ gdt:    .quad   0
 gdt_ptr:
         .word   . - gdt - 1
         .long   gdt
-
-        .balign 16
-payload:
-        .incbin PAYLOAD
-payload_end:
 
         .section .reset, "ax"
         .code16
