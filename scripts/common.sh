@@ -4,6 +4,7 @@ set -eu
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd -P)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/qemu-fault-exits
+# shellcheck disable=SC2034
 BUILD=$ROOT/build
 export CCACHE_DIR="$CACHE/ccache"
 
@@ -20,7 +21,7 @@ die() {
 make_tmp() {
     mkdir -p "$1" 2>/dev/null || die "cannot make the directory $1: free space there or set another place"
     TMP=$(mktemp -d "$1/.tmp-$ME.XXXXXX") || die "cannot write in $1: disk full or no permission"
-    trap 'rm -rf "$TMP"' EXIT
+    trap 'rm -rf --one-file-system "$TMP"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
 }
@@ -35,17 +36,30 @@ lock() {
     }
 }
 
-# The Debian mirror of this machine's apt sources. The main archive has a code name without
-# '-' (the others: bookworm-updates, bookworm-security). Before the first apt-get update only
-# the suite's name is known.
-debian_mirror() {
+# The Debian mirror of this machine's apt sources. Before the first apt-get update, apt knows of an
+# archive only what its source says.
+mirror() {
+    for known in 'Label: Debian' "Release: $(. /etc/os-release && echo "$VERSION_CODENAME")"; do
+        # shellcheck disable=SC2016
+        apt-get indextargets --format '$(REPO_URI)' 'Component: main' "$known"
+    done | head -n 1
+}
+
+# mmdebstrap for a release of Debian, which need not be this machine's, with the mirror, the proxies
+# and the passwords of this machine's apt: debian RELEASE TARGET OPTION...
+# In chrootless mode nothing of it is run, so that what mmdebstrap fears of it for root is not to fear.
+debian() {
+    release=$1
+    target=$2
+    shift 2
+    uri=$(mirror)
+    [ -n "$uri" ] || die "this machine's apt sources name no Debian main archive: add one, then apt-get update"
+    from="[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri $release main"
+    apt-config dump --format '%F "%v";%n' Acquire::http Acquire::https \
+        Acquire::Check-Valid-Until Acquire::Check-Date >"$TMP/apt.conf"
     # shellcheck disable=SC2016
-    m=$(apt-get indextargets --format '$(ORIGIN)|$(CODENAME)|$(RELEASE)|$(REPO_URI)' 2>/dev/null |
-        awk -F'|' '
-            $1 == "Debian" && $2 !~ /-/ { print $4; found = 1; exit }
-            $1 !~ /^[A-Za-z]/ && $3 ~ /^(bookworm|trixie|forky|sid|oldstable|stable|testing|unstable)$/ &&
-                late == "" { late = $4 }
-            END { if (!found) print late }')
-    [ -n "$m" ] || die "this machine's apt sources name no Debian main archive: add one (deb URI bookworm main), then apt-get update"
-    echo "$m"
+    mmdebstrap --aptopt="$TMP/apt.conf" --aptopt='APT::Sandbox::User "root"' \
+        --setup-hook='cp -R /etc/apt/auth.conf.d "$1/etc/apt/"' "$@" \
+        "$release" "$target" "deb $from" "deb-src $from" </dev/null >&2 ||
+        die "mmdebstrap failed (see above): if apt did, check the network and the free space in ${TMP%/*}"
 }

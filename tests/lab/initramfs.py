@@ -99,14 +99,13 @@ def _packages(arch):
 
 
 def _foreign_libraries(path, arch, found):
-    """What ldd would tell, in the directories of the cross compiler and of scripts/fetch."""
-    triplet = f"{arch}-linux-gnu"
-    dirs = [Path(f"/usr/{triplet}/lib"), *(_packages(arch) / top / triplet for top in ("usr/lib", "lib"))]
+    """What ldd would tell."""
+    where = _packages(arch) / f"usr/lib/{arch}-linux-gnu"
     for name in re.findall(r"\(NEEDED\).*\[(.*)\]", _tool("readelf", "-d", path)):
         if f"/lib/{name}" not in found:
-            file = next((d / name for d in dirs if (d / name).exists()), None)
-            if not file:
-                raise BuildError(f"{path} needs {name}, which is not in {', '.join(map(str, dirs))}")
+            file = where / name
+            if not file.exists():
+                raise BuildError(f"{path} needs {name}, which is not in {where}")
             found[f"/lib/{name}"] = file
             _foreign_libraries(file, arch, found)
     return found
