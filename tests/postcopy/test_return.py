@@ -50,10 +50,14 @@ def test_cut_within_the_devices(lab, end, channels, destination):
 
 def test_destination_cannot_load_the_devices(lab):
     """It says so: the guest goes on by itself."""
-    with Pair(lab, mem=8, source_options=("-device", "pvpanic-pci")) as pair:
+    device = "-device", "pvpanic-pci"
+    with Pair(lab, mem=8, source_options=device) as pair:
         pair.start()
         pair.source.cmd("migrate-start-postcopy")
         until(lambda: not pair.destination.job.running, "the destination ends")
+        assert pair.destination.job.wait().rc == 1
+        # Another one has it.
+        pair._sides[1][2].extend(device)
         assert Faults(pair).ended() == Ended.SOURCE
 
 
@@ -62,7 +66,8 @@ def test_not_once_the_destination_may_run_it(lab):
         wire = phase_wire(pair, "listen")
         pair.start(wire.uri)
         pair.source.cmd("migrate-start-postcopy")
-        pair.destination.wait_event("timing")
+        assert wire.reached.wait(60)
+        until(lambda: pair.destination.cmd("query-status")["running"], "the guest runs on the destination")
         pair.source.cmd("migrate-pause")
         wire.cut()
         pair.wait_paused()
