@@ -7,7 +7,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "lab"))
 
-from initramfs import below  # noqa: E402
+import sanitizer             # noqa: E402
+from initramfs import REPORTS, SANITIZED, below  # noqa: E402
 from lab import Lab          # noqa: E402
 
 
@@ -35,5 +36,12 @@ def lab(request, _labs):
     machine = _labs[arch]
     if not machine.alive:
         machine.start()
+    if SANITIZED:
+        # Some sanitizers do not cope with random addresses.
+        machine.run("echo 0 >/proc/sys/kernel/randomize_va_space", check=True)
     yield machine
     machine.check_kernel()
+    if SANITIZED:
+        reports = machine.run(f"cat {REPORTS}.*; rm -f {REPORTS}.*").output
+        found = sanitizer.failures(reports, request.node.name)
+        assert not found, "\n\n".join(found)

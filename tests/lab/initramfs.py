@@ -20,6 +20,13 @@ BUILD = ROOT / "build"
 FORK = BUILD / "fork"
 # Of scripts/setup: the build that takes the fork's place in the tests, "asan" for example.
 TESTED = os.environ.get("TESTED", "fork")
+# Where a sanitizer's build reports, which then goes on, and the environment that lets it. QEMU frees little
+# when it ends, and aborts by itself.
+REPORTS = "/tmp/sanitizer"
+SANITIZED = {
+    "asan": f"ASAN_OPTIONS=log_path={REPORTS}:detect_leaks=0:handle_abort=0",
+    "tsan": f"TSAN_OPTIONS=log_path={REPORTS}:exitcode=0:history_size=4:report_signal_unsafe=0",
+}.get(TESTED, "")
 CROSS = {"x86_64": "", "aarch64": "aarch64-linux-gnu-"}
 # What QEMU's pc, q35 and virt machines read.
 FIRMWARE = {

@@ -15,7 +15,7 @@ import shutil
 import time
 
 import guest
-from initramfs import BUILD, TESTED, qemu as path_of
+from initramfs import BUILD, SANITIZED, TESTED, qemu as path_of
 from lab import CommandFailed, LabError
 from qemu.qmp import QMPError, StateError
 from qemu.qmp.legacy import QEMUMonitorProtocol
@@ -110,7 +110,7 @@ class Side:
         ]
         if traced and qemu in (FORK, INJECT):
             argv += [word for event in TRACE for word in ("-trace", event)] + ["-D", self.trace_log]
-        self.job = lab.job(f"QEMU_INJECT={self.inject.directory} exec " + shlex.join(argv))
+        self.job = lab.job(f"{SANITIZED} QEMU_INJECT={self.inject.directory} exec " + shlex.join(argv))
 
     def guest_arguments(self, options):
         return guest.arguments(self.name, self.console,
