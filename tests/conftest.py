@@ -1,18 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "lab"))
-
-from initramfs import below  # noqa: E402
-from lab import Lab          # noqa: E402
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: not in make check, but in make check-slow")
+from tests.lab.lab import Lab
+from tests.lab.paths import below
 
 
 @pytest.fixture(scope="session")

@@ -10,18 +10,12 @@ pages, and no way helps much. Writes build/reports/async.json, async.md, async.s
 """
 import argparse
 import statistics
-import sys
 
-import bench
-import pictures
-from bench import ROOT
-from lab import Lab
-from network import APPEND, Network, programs
-from pair import MIB, STOCK
-
-sys.path.append(str(ROOT / "tests" / "linux-guest"))
-
-from linux_pair import LinuxPair  # noqa: E402
+from tests.bench import bench, pictures
+from tests.bench.network import APPEND, Network, programs
+from tests.lab.lab import Lab
+from tests.lab.linux_pair import LinuxPair
+from tests.lab.pair import MIB, STOCK
 
 # Name: (QEMU, postcopy-fault-exits, postcopy-async-pf)
 WAYS = {

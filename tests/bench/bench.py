@@ -15,14 +15,12 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "tests" / name) for name in ("lab", "guest", "postcopy", "clock")]
+from qemu.qmp import QMPError
 
-from initramfs import BuildError                        # noqa: E402
-from lab import CommandFailed, LabError                 # noqa: E402
-from qemu.qmp import QMPError                           # noqa: E402
+from tests.lab.initramfs import BuildError
+from tests.lab.lab import CommandFailed, LabError
+from tests.lab.paths import REPORTS, ROOT
 
-REPORTS = ROOT / "build" / "reports"
 # A host on which other processes have no more than this, on average, is idle.
 IDLE_PROCESSORS = 0.1
 

@@ -15,11 +15,10 @@ import re
 import statistics
 from collections import defaultdict, namedtuple
 
-import bench
-import postcopy
-from bench import say
-from lab import Lab
-from pair import FORK, MIB, Pair
+from tests.bench import bench, postcopy
+from tests.bench.bench import say
+from tests.lab.lab import Lab
+from tests.lab.pair import FORK, MIB, Pair
 
 SOURCE = ("migrate_handle_rp_req_pages", "postcopy_preempt_send_host_page")
 DESTINATION = {

@@ -16,12 +16,12 @@ import shlex
 import subprocess
 import tempfile
 
-import bench
-import guest
-from bench import BenchError, say
-from counters import ONE_OFFSET
-from initramfs import qemu
-from lab import Lab
+from tests.bench import bench
+from tests.bench.bench import BenchError, say
+from tests.lab import guest
+from tests.lab.counters import ONE_OFFSET
+from tests.lab.lab import Lab
+from tests.lab.paths import ROOT, qemu
 
 # Name: QEMU, words of its command line
 VARIANTS = {"native": ("fork", ()), "offset": ("fork", ONE_OFFSET), "stock": ("stock", ())}
@@ -38,7 +38,7 @@ def in_lab():
 @contextlib.contextmanager
 def here():
     def run(command):
-        done = subprocess.run(["/bin/sh", "-c", command], cwd=bench.ROOT, text=True,
+        done = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
         if done.returncode:
             raise BenchError(f"exit status {done.returncode}: {command}\n{done.stdout}")

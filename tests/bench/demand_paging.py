@@ -10,10 +10,9 @@ import argparse
 import json
 import statistics
 
-import bench
-import pictures
-from bench import say
-from lab import Lab
+from tests.bench import bench, pictures
+from tests.bench.bench import say
+from tests.lab.lab import Lab
 
 PROGRAM = "build/bench/demand-paging"
 BASE = "one reader"

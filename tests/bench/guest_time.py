@@ -9,11 +9,11 @@ in a row. Prints a table, and writes build/reports/guest-time.json.
 """
 import argparse
 
-import bench
-from bench import say
-from clocks import CLOCK, ON, ClockPair, backwards, clocks, kvmclock_ns, numbers, offsets, signed
-from lab import Lab, tsc_khz
-from pair import FORK, STOCK, Side
+from tests.bench import bench
+from tests.bench.bench import say
+from tests.lab.clocks import CLOCK, ON, ClockPair, backwards, clocks, kvmclock_ns, numbers, offsets, signed
+from tests.lab.lab import Lab, tsc_khz
+from tests.lab.pair import FORK, STOCK, Side
 
 CPUS = 4
 # Name: QEMU, policy

@@ -11,8 +11,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from bench import ROOT, BenchError, say
-from lab import CommandFailed, CommandTimeout, Result
+from tests.bench.bench import BenchError, say
+from tests.lab.lab import CommandFailed, CommandTimeout, Result
+from tests.lab.paths import ROOT
 
 EXIT_ON_MISSING = Path("/sys/module/kvm/parameters/exit_on_missing")
 HUGEPAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")

@@ -17,13 +17,11 @@ import re
 import statistics
 import time
 
-import bench
-import pictures
-import postcopy
-from bench import say
-from lab import Lab
-from pair import MIB, Pair, until
-from queues import Step, simulate
+from tests.bench import bench, pictures, postcopy
+from tests.bench.bench import say
+from tests.bench.queues import Step, simulate
+from tests.lab.lab import Lab
+from tests.lab.pair import MIB, Pair, until
 
 # Threads by what they do: (side, start of its name).
 THREADS = {

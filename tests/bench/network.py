@@ -3,8 +3,8 @@
 and between it and the rest lies a link with a delay and a bandwidth (tc netem)."""
 import shutil
 
-from bench import BenchError
-from pair import QMP_PORT
+from tests.bench.bench import BenchError
+from tests.lab.pair import QMP_PORT
 
 SPACE = "destination"
 HERE, THERE = "10.9.0.1", "10.9.0.2"

@@ -5,9 +5,9 @@ import statistics
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt     # noqa: E402
+import matplotlib.pyplot as plt
 
-from bench import REPORTS           # noqa: E402
+from tests.lab.paths import REPORTS
 
 COLOURS = ("#c8501e", "#7a7a7a", "#0b62a4", "#2f8f4e")
 POINTS = 100    # of a curve, at most

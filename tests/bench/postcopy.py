@@ -21,14 +21,13 @@ import shutil
 import statistics
 from collections import Counter, namedtuple
 
-import bench
-import pictures
-from bench import say
-from host import EXIT_ON_MISSING, Host
-from initramfs import qemu
-from lab import Lab
-from network import APPEND, Network, programs
-from pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
+from tests.bench import bench, pictures
+from tests.bench.bench import say
+from tests.bench.host import EXIT_ON_MISSING, Host
+from tests.bench.network import APPEND, Network, programs
+from tests.lab.lab import Lab
+from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
+from tests.lab.paths import qemu
 
 # QEMU on both sides, and postcopy-fault-exits.
 VARIANTS = {"stock": (STOCK, None), "exits off": (FORK, "off"), "exits on": (FORK, "on")}

@@ -9,8 +9,8 @@ import json
 import re
 import shutil
 
-import bench
-from bench import REPORTS, ROOT
+from tests.bench import bench
+from tests.lab.paths import REPORTS, ROOT
 
 # In this order, those that there are.
 NAMES = ("demand-paging", "bench-postcopy", "postcopy-vcpus", "postcopy-loads", "postcopy-network", "breakdown",

@@ -24,13 +24,14 @@ import statistics
 import time
 from pathlib import Path
 
-import bench
-import guest
-from bench import ROOT, BenchError, say
-from host import Host
-from initramfs import compiled, qemu
-from lab import Lab
-from pair import FORK, STOCK, Side
+from tests.bench import bench
+from tests.bench.bench import BenchError, say
+from tests.bench.host import Host
+from tests.lab import guest
+from tests.lab.initramfs import compiled
+from tests.lab.lab import Lab
+from tests.lab.pair import FORK, STOCK, Side
+from tests.lab.paths import ROOT, qemu
 
 VARIANTS = (STOCK, FORK)
 KINDS = {"anonymous": None, "memfd": "memory-backend-memfd"}

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The model's simulation, where the answer is known."""
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from queues import Step, simulate  # noqa: E402
+from tests.bench.queues import Step, simulate
 
 CYCLE = [Step(None, 10, 10), Step("a", 40, 20), Step("b", 30, 30), Step(None, 20, 20)]
 

@@ -4,13 +4,12 @@ import time
 
 import pytest
 
-from arches import on_aarch64
-from counters import COUNTERS, NO_ADJVTIME, ONE_OFFSET, TOLD, CounterPair, numbers, offsets
-from clocks import clocks, migrate
-from lab import Lab
-from pair import FORK, INJECT, STOCK, Side, until
-
-import guest
+from tests.lab import guest
+from tests.lab.arches import on_aarch64
+from tests.lab.clocks import clocks, migrate
+from tests.lab.counters import COUNTERS, NO_ADJVTIME, ONE_OFFSET, TOLD, CounterPair, numbers, offsets
+from tests.lab.lab import Lab
+from tests.lab.pair import FORK, INJECT, STOCK, Side, until
 
 GAP_S = 2
 HELD = ("-S",)      # the destination does not run before "cont"

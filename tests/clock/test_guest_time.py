@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 from qemu.qmp import ExecuteError
 
-from clocks import ON, ClockPair, clocks, numbers, offsets
-from lab import Lab, tsc_khz
-from pair import FORK, INJECT, STOCK, Side, until
+from tests.lab.clocks import ON, ClockPair, clocks, numbers, offsets
+from tests.lab.lab import Lab, tsc_khz
+from tests.lab.pair import FORK, INJECT, STOCK, Side, until
 
 GAP_S = 3
 HELD = ("-S",)      # the destination does not run before "cont"

@@ -10,11 +10,10 @@ import time
 import pytest
 from qemu.qmp.legacy import QEMUMonitorProtocol
 
-import guest
-from clocks import CLOCK, ON
-from guest import ROOT
-from initramfs import qemu
-from pair import until
+from tests.lab import guest
+from tests.lab.clocks import CLOCK, ON
+from tests.lab.pair import until
+from tests.lab.paths import ROOT, qemu
 
 KVM_CREATE_VM = 0xAE01
 KVM_CREATE_VCPU = 0xAE41

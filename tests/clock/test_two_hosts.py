@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from clocks import ClockPair, numbers, offsets
-from lab import Lab, tsc_khz
+from tests.lab.clocks import ClockPair, numbers, offsets
+from tests.lab.lab import Lab, tsc_khz
 
 pytestmark = pytest.mark.slow
 GAP_S = 3

@@ -11,19 +11,16 @@ import json
 import signal
 import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path += [str(ROOT / "tests" / "lab"), str(ROOT / "tests" / "guest")]
+from qemu.qmp import QMPError
+from qemu.qmp.legacy import QEMUMonitorProtocol
 
-import guest                                            # noqa: E402
-import picture                                          # noqa: E402
-from initramfs import BuildError, below, qemu           # noqa: E402
-from lab import MACHINES, CommandFailed, Lab, LabError  # noqa: E402
-from qemu.qmp import QMPError                           # noqa: E402
-from qemu.qmp.legacy import QEMUMonitorProtocol         # noqa: E402
+from tests.demo import picture
+from tests.lab import guest
+from tests.lab.initramfs import BuildError
+from tests.lab.lab import MACHINES, CommandFailed, Lab, LabError
+from tests.lab.paths import REPORTS, ROOT, below, qemu
 
-REPORTS = ROOT / "build" / "reports"
 QMP_PORT = {"source": 4001, "destination": 4002}
 # Why these, is told in docs/demo.md.
 URI = "unix:/tmp/migration.sock"

@@ -3,7 +3,7 @@
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt    # noqa: E402
+import matplotlib.pyplot as plt
 
 COLOURS = {"on": "#0b62a4", "off": "#c8501e"}
 

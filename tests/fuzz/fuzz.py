@@ -15,16 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(Path(__file__).parent))
-
-import seeds  # noqa: E402
+from tests.fuzz import seeds
+from tests.lab.paths import REPORTS, ROOT
 
 BINARY = ROOT / "build/fuzz/qemu-fuzz-x86_64"
 WORK = ROOT / "build/fuzzing"
-REPORT = ROOT / "build/reports/fuzz.json"
+REPORT = REPORTS / "fuzz.json"
 SIDES = "source", "destination"
 # As long as the longest seed, and some copies of what is in it.
 MAX_BYTES = 450_000

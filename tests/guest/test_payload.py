@@ -8,10 +8,11 @@ import time
 import pytest
 from qemu.qmp.legacy import QEMUMonitorProtocol
 
-import guest
+from tests.lab import guest
+from tests.lab.paths import FORK
 
 # The fork for arm64 hosts has no TCG.
-QEMU = {"x86_64": guest.ROOT / "build/fork/qemu-system-x86_64", "aarch64": "qemu-system-aarch64"}
+QEMU = {"x86_64": FORK / "qemu-system-x86_64", "aarch64": "qemu-system-aarch64"}
 ARCHS = pytest.mark.parametrize("arch", QEMU)
 OPTIONS = {"cpus": 4, "memory_mb": 32, "seed": 7}
 

@@ -13,13 +13,8 @@ import tempfile
 import threading
 from pathlib import Path
 
-LAB = Path(__file__).resolve().parent
-ROOT = LAB.parent.parent
-BUILD = ROOT / "build"
+from tests.lab.paths import BUILD, LAB, ROOT, TESTED, below, qemu
 
-FORK = BUILD / "fork"
-# Of scripts/setup: the build that takes the fork's place in the tests, "asan" for example.
-TESTED = os.environ.get("TESTED", "fork")
 CROSS = {"x86_64": "", "aarch64": "aarch64-linux-gnu-"}
 # What QEMU's pc, q35 and virt machines read.
 FIRMWARE = {
@@ -34,21 +29,11 @@ FIRMWARE = {
 ONLY_X86 = ("clock-difference", "tsc-khz")
 
 
-def below(name, arch):
-    """A directory of build/ for an architecture: fork, fork-aarch64."""
-    return name if arch == "x86_64" else f"{name}-{arch}"
-
-
-def qemu(arch, name="fork"):
-    """Path of a QEMU, in the checkout and below /lab."""
-    return f"build/{below(name, arch)}/qemu-system-{arch}"
-
-
 class BuildError(Exception):
     pass
 
 
-def _tool(*argv):
+def tool(*argv):
     p = subprocess.run(argv, capture_output=True, text=True)
     if p.returncode:
         raise BuildError(f"{' '.join(map(str, argv))} failed: {p.stderr.strip()}")
@@ -61,12 +46,12 @@ def compiled(source, arch="x86_64"):
     if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
         out.parent.mkdir(parents=True, exist_ok=True)
         tmp = out.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-        _tool(f"{CROSS[arch]}gcc", "-O2", "-Wall", "-Wextra", "-static", "-pthread", "-o", tmp, source)
+        tool(f"{CROSS[arch]}gcc", "-O2", "-Wall", "-Wextra", "-static", "-pthread", "-o", tmp, source)
         tmp.rename(out)
     return out
 
 
-def _stripped(path, arch):
+def stripped(path, arch):
     """A copy without symbols, kept until the file changes."""
     st = path.stat()
     key = f"{str(path.resolve()).strip('/').replace('/', '%')}-{st.st_size}-{st.st_mtime_ns}"
@@ -77,7 +62,7 @@ def _stripped(path, arch):
             old.unlink(missing_ok=True)
         with tempfile.NamedTemporaryFile(dir=out.parent, delete=False) as f:
             pass
-        _tool(f"{CROSS[arch]}strip", "-o", f.name, path)
+        tool(f"{CROSS[arch]}strip", "-o", f.name, path)
         os.rename(f.name, out)
     return out
 
@@ -99,14 +84,14 @@ def _libraries(path, arch):
 @functools.cache
 def _packages(arch):
     """The directory with that architecture's packages."""
-    return Path(_tool(ROOT / "scripts" / "fetch", arch).strip())
+    return Path(tool(ROOT / "scripts" / "fetch", arch).strip())
 
 
 def _foreign_libraries(path, arch, found):
     """What ldd would tell, in the directories of the cross compiler and of scripts/fetch."""
     triplet = f"{arch}-linux-gnu"
     dirs = [Path(f"/usr/{triplet}/lib"), *(_packages(arch) / top / triplet for top in ("usr/lib", "lib"))]
-    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", _tool("readelf", "-d", path)):
+    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-d", path)):
         if f"/lib/{name}" not in found:
             file = next((d / name for d in dirs if (d / name).exists()), None)
             if not file:
@@ -131,7 +116,7 @@ def firmware_dirs(arch="x86_64"):
     return re.findall('"(.*?)"', line[1])
 
 
-class _Cpio:
+class Cpio:
     def __init__(self, f):
         self.f = f
         self.seen = set()
@@ -199,7 +184,7 @@ def _busybox(arch):
     ours = Path("/bin/busybox")
     if not ours.exists() or _libraries(ours, "x86_64"):
         raise BuildError("no static /bin/busybox: scripts/deps lab")
-    applets = _tool(ours, "--list").split()
+    applets = tool(ours, "--list").split()
     if arch != "x86_64":
         packages = _packages(arch)
         ours = next(p for p in (packages / "bin/busybox", packages / "usr/bin/busybox") if p.exists())
@@ -220,7 +205,7 @@ def build(out, extra=(), arch="x86_64"):
     # One at a time makes the stripped copies.
     with open(BUILD / "lab" / ".lock", "w") as lock, open(out, "wb") as f:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        c = _Cpio(f)
+        c = Cpio(f)
         for d in ("dev", "proc", "sys", "tmp", "root", "lab", "var/tmp"):
             c.directory(d)
         c.console()
@@ -234,10 +219,10 @@ def build(out, extra=(), arch="x86_64"):
         for name, path in files:
             elf = _is_elf(path)
             for lib, file in _libraries(path, arch).items() if elf else ():
-                c.file(lib, _stripped(file, arch))
+                c.file(lib, stripped(file, arch))
             # Guest payloads may be ELF files of which QEMU needs all.
             strip = elf and not name.startswith("lab/build/guest")
-            c.file(name, _stripped(path, arch) if strip else path)
+            c.file(name, stripped(path, arch) if strip else path)
         dirs = firmware_dirs(arch)
         for name in FIRMWARE[arch]:
             for d in dirs:

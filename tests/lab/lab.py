@@ -25,8 +25,8 @@ import threading
 import time
 from dataclasses import dataclass
 
-import initramfs
-from initramfs import BUILD, FORK, LAB
+from tests.lab import initramfs
+from tests.lab.paths import BUILD, FORK, LAB
 
 AGENT_PORT = 1
 READY = "lab: ready"

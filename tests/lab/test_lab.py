@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from arches import on_both
-from initramfs import below
-from lab import CommandFailed, CommandTimeout, KernelComplaint, Lab, LabError
+from tests.lab.arches import on_both
+from tests.lab.lab import CommandFailed, CommandTimeout, KernelComplaint, Lab, LabError
+from tests.lab.paths import below
 
 CLI = Path(__file__).parent / "lab"
 

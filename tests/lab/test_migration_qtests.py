@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from arches import on_aarch64, on_both
-from initramfs import below, qemu
+from tests.lab.arches import on_aarch64, on_both
+from tests.lab.paths import below, qemu
 
 CASES = [
     pytest.param("plain", marks=pytest.mark.slow),

@@ -17,18 +17,16 @@ import threading
 import time
 import traceback
 from collections import Counter
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "tests" / part) for part in ("lab", "guest", "postcopy", "snapshot")]
+from qemu.qmp import ExecuteError
 
-from faults import ACTIONS, HELD, PHASES, Ended, Faults, PhaseWire, diagnosis     # noqa: E402
-from lab import Lab                                     # noqa: E402
-from pair import MIB, Pair, until                       # noqa: E402
-from qemu.qmp import ExecuteError                       # noqa: E402
-from qtest import Qtest                                 # noqa: E402
+from tests.lab.faults import ACTIONS, HELD, PHASES, Ended, Faults, PhaseWire, diagnosis
+from tests.lab.lab import Lab
+from tests.lab.pair import MIB, Pair, until
+from tests.lab.paths import REPORTS, ROOT
+from tests.lab.qtest import Qtest
 
-REPORT = ROOT / "build" / "reports" / "soak.json"
+REPORT = REPORTS / "soak.json"
 HUGEPAGES = 256
 SMALL = {"anonymous": None, "memfd": "memory-backend-memfd", "shm": "memory-backend-shm"}
 HUGE = {"hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from linux_pair import LinuxPair
-from pair import MIB, STOCK, until
+from tests.lab.linux_pair import LinuxPair
+from tests.lab.pair import MIB, STOCK, until
 
 slow = pytest.mark.slow
 LOAD = {"mem": 48, "writers": 2, "computers": 1, "forkers": 1, "interval": 100}

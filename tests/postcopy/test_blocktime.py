@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pair import Pair
+from tests.lab.pair import Pair
 
 CAPABILITIES = ("postcopy-preempt", "postcopy-blocktime")
 WAIT_S = 2

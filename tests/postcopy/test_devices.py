@@ -2,8 +2,8 @@
 """Post-copy while QEMU's main thread loads devices, which need the guest's memory."""
 import pytest
 
-from pair import FORK, STOCK, Pair, until
-from wire import MAIN, URGENT, Nothing
+from tests.lab.pair import FORK, STOCK, Pair, until
+from tests.lab.wire import MAIN, URGENT, Nothing
 
 SLOT, IO = 5, 0xc000
 QUEUE_PAGES = 8     # at most

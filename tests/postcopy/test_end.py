@@ -2,8 +2,8 @@
 """The end of post-copy: all was sent, and not all has come."""
 import pytest
 
-from pair import Pair, until
-from wire import MAIN, URGENT, Never
+from tests.lab.pair import Pair, until
+from tests.lab.wire import MAIN, URGENT, Never
 
 
 def pause_source(pair, _):

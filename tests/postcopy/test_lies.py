@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from pair import MIB, Pair, until
-from wire import URGENT, End, Never, Outside, SamePart, Short, Twice
+from tests.lab.pair import MIB, Pair, until
+from tests.lab.wire import URGENT, End, Never, Outside, SamePart, Short, Twice
 
 BACKENDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 # Between different memory and different ways of waiting.

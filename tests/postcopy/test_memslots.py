@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from arches import on_aarch64
-from pair import Pair
+from tests.lab.arches import on_aarch64
+from tests.lab.pair import Pair
 
 READONLY, EXIT_ON_MISSING = 2, 8
 SMRAM = 1   # address space

@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from arches import on_both
-from pair import MIB, Pair
+from tests.lab.arches import on_both
+from tests.lab.pair import MIB, Pair
 
 EXITS = ("on", "off")
 # Of the firmware's memory, which the guest reads. Its memslots are read-only and do not exit.

@@ -6,9 +6,9 @@ import re
 import pytest
 from qemu.qmp import ExecuteError
 
-import guest
-from pair import Pair, until
-from wire import MAIN, Endless
+from tests.lab import guest
+from tests.lab.pair import Pair, until
+from tests.lab.wire import MAIN, Endless
 
 TIMES = 150
 FAR_MB = 8

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from arches import on_both
-from pair import MIB, Pair, until
+from tests.lab.arches import on_both
+from tests.lab.pair import MIB, Pair, until
 
 BACKENDS = {
     "memfd": "memory-backend-memfd",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """After the switch, before the destination has loaded the devices: the guest can go on where it was."""
 import pytest
-
-from faults import Ended, Faults, PhaseWire
-from pair import STOCK, Pair, until
 from qemu.qmp import ExecuteError
+
+from tests.lab.faults import Ended, Faults, PhaseWire
+from tests.lab.pair import STOCK, Pair, until
 
 REFUSED = "Postcopy migration in progress, cannot cancel."
 

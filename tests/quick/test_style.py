@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The series applies, its themes can be dropped, and QEMU's style is kept."""
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.lab.paths import ROOT
 
 
 def run(*command):

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from machine import Machine
-from pair import until
+from tests.lab.pair import until
+from tests.lab.snapshot import Machine
 
 SMALL = "/tmp/small"
 # Takes a little and then nothing, and takes what it is given slowly.

@@ -5,10 +5,9 @@ import time
 
 import pytest
 
-from machine import Machine, SNAPSHOT
-from pair import MIB, STOCK, until
-from qtest import Balloon, Qtest
-from test_kinds import BACKENDS
+from tests.lab.pair import MIB, STOCK, until
+from tests.lab.qtest import Balloon, Qtest
+from tests.lab.snapshot import BACKENDS, SNAPSHOT, Machine
 
 EMPTY_MB = 512
 

@@ -4,20 +4,9 @@ import re
 
 import pytest
 
-from machine import Machine, SNAPSHOT
-from pair import FORK, INJECT, STOCK
+from tests.lab.pair import FORK, INJECT, STOCK
+from tests.lab.snapshot import BACKENDS, SNAPSHOT, Machine
 
-# Of a directory: each QEMU has a file of its own.
-FILE = "memory-backend-file,mem-path=/dev/{},share={}"
-BACKENDS = {
-    "anonymous": None,
-    "anonymous-shared": "memory-backend-ram,share=on",
-    "memfd": "memory-backend-memfd",
-    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-    "shmem-file": FILE.format("shm", "on"),
-    "shmem-file-private": FILE.format("shm", "off"),
-    "hugetlb-file-private": FILE.format("hugepages", "off"),
-}
 QUICK = ("anonymous", "memfd", "hugetlb")
 
 

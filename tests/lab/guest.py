@@ -10,9 +10,9 @@ what a page holds, touch.c in which order it goes.
 """
 import json
 from array import array
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.lab.paths import ROOT
+
 READBACK = {"source": 0xE9, "destination": 0xD5}
 PAYLOADS = {"x86_64": "build/guest", "aarch64": "build/guest-aarch64"}
 MACHINE = {"x86_64": "pc", "aarch64": "virt,gic-version=3"}

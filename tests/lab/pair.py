@@ -14,12 +14,14 @@ import shlex
 import shutil
 import time
 
-import guest
-from initramfs import BUILD, TESTED, qemu as path_of
-from lab import CommandFailed, LabError
 from qemu.qmp import QMPError, StateError
 from qemu.qmp.legacy import QEMUMonitorProtocol
-from wire import Wire
+
+from tests.lab import guest
+from tests.lab.lab import CommandFailed, LabError
+from tests.lab.paths import BUILD, TESTED
+from tests.lab.paths import qemu as path_of
+from tests.lab.wire import Wire
 
 # Of the lab's architecture
 FORK = TESTED

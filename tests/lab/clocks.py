@@ -9,8 +9,8 @@ The kvmclock is a function of the vCPU's TSC, which KVM gives to the guest, and 
 import re
 from dataclasses import dataclass
 
-from lab import tsc_khz
-from pair import FORK, INJECT, MIB, Pair, until
+from tests.lab.lab import tsc_khz
+from tests.lab.pair import FORK, INJECT, MIB, Pair, until
 
 CLOCK = "build/guest/clock.bin"
 ON = ("-global", "kvmclock.guest-time=on")

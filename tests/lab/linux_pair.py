@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Two QEMUs in the lab, and the migration of the Linux guest from one to the other: as Pair of
-tests/postcopy/pair.py, with parameters of init.c as options."""
-import sys
+pair.py, with parameters of tests/linux-guest/init.c as options."""
 import time
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "postcopy")]
-
-import linux_guest          # noqa: E402
-import pair                 # noqa: E402
+from tests.lab import linux_guest, pair
+from tests.lab.paths import BUILD
 
 
 class LinuxSide(pair.Side):
@@ -52,7 +47,7 @@ class LinuxPair(pair.Pair):
     def keep_logs(self):
         where = super().keep_logs()
         for side in self.sides:
-            to = pair.BUILD / "lab" / "postcopy" / self.lab.name / f"{side.name}.log"
+            to = BUILD / "lab" / "postcopy" / self.lab.name / f"{side.name}.log"
             to.write_text(side.kernel_log())
         return where
 

@@ -7,9 +7,9 @@ offsets on both sides is what a migration has taken from the counter beside the 
 import re
 from dataclasses import dataclass
 
-import guest
-from clocks import clocks, migrate, signed
-from pair import FORK, INJECT, Pair
+from tests.lab import guest
+from tests.lab.clocks import clocks, migrate, signed
+from tests.lab.pair import FORK, INJECT, Pair
 
 TOLD = ("-global", "arm-cpu.kvm-guest-time=on")
 ONE_OFFSET = ("-global", "arm-cpu.kvm-counter-offset=on")

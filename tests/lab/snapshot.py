@@ -13,14 +13,25 @@ import contextlib
 import re
 import shutil
 
-import guest
-from initramfs import BUILD
-from lab import CommandFailed, LabError
-from pair import FORK, Side, until
-from qtest import Qtest
+from tests.lab import guest
+from tests.lab.lab import CommandFailed, LabError
+from tests.lab.pair import FORK, Side, until
+from tests.lab.paths import BUILD
+from tests.lab.qtest import Qtest
 
 SNAPSHOT = "/tmp/snapshot"
 ENDED = ("completed", "failed", "cancelled")
+# Of a directory: each QEMU has a file of its own.
+FILE = "memory-backend-file,mem-path=/dev/{},share={}"
+BACKENDS = {
+    "anonymous": None,
+    "anonymous-shared": "memory-backend-ram,share=on",
+    "memfd": "memory-backend-memfd",
+    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+    "shmem-file": FILE.format("shm", "on"),
+    "shmem-file-private": FILE.format("shm", "off"),
+    "hugetlb-file-private": FILE.format("hugepages", "off"),
+}
 
 
 class Machine:

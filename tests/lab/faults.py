@@ -17,11 +17,12 @@ import json
 import threading
 import time
 
-import guest
-from lab import CommandFailed
-from pair import MIB, Side
 from qemu.qmp import ExecuteError, QMPError
-from wire import MAIN, PACKAGE, VM_EOF, Close, Page, Pages, Wire
+
+from tests.lab import guest
+from tests.lab.lab import CommandFailed
+from tests.lab.pair import MIB, Side
+from tests.lab.wire import MAIN, PACKAGE, VM_EOF, Close, Page, Pages, Wire
 
 HANG_S = 60
 QUIT_S = 20
