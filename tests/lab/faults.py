@@ -22,7 +22,7 @@ from qemu.qmp import ExecuteError, QMPError
 from tests.lab import guest
 from tests.lab.lab import CommandFailed
 from tests.lab.pair import MIB, Side
-from tests.lab.wire import MAIN, PACKAGE, VM_EOF, Close, Page, Pages, Wire
+from tests.lab.wire import MAIN, VM_EOF, Close, Page, Wire
 
 HANG_S = 60
 QUIT_S = 20
@@ -66,7 +66,7 @@ class PhaseWire(Wire):
         self.reached = threading.Event()
         self._go = threading.Event()
         self._hold_back = False
-        super().__init__(to, lie=True, lying=MAIN)
+        super().__init__(to)
 
     def go(self):
         self._go.set()
@@ -87,34 +87,23 @@ class PhaseWire(Wire):
                 self._hold()
             b.sendall(data)
 
-    def _main(self, a, b):
-        seen = b""
-        with a.makefile("rb") as stream:
-            while PACKAGE not in seen:
-                if not (data := stream.peek()):
-                    return
-                seen = seen[1 - len(PACKAGE):]
-                at = (seen + data).find(PACKAGE)
-                data = stream.read(len(data) if at < 0 else at + len(PACKAGE) - len(seen))
-                b.sendall(data)
-                seen += data
-            b.sendall(length := stream.read(3))
-            package = stream.read(int.from_bytes(length, "big"))
-            if self.phase == "switch":
-                sent = int(self.part * len(package))
-                b.sendall(package[:sent])
-                self._hold()
-                b.sendall(package[sent:])
+    def _forward(self, channel):
+        return self._main if channel == MAIN else self._copy
+
+    def _send_package(self, package, b):
+        sent = int(self.part * len(package)) if self.phase == "switch" else len(package)
+        b.sendall(package[:sent])
+        if self.phase in ("switch", "listen"):
+            self._hold()
+        b.sendall(package[sent:])
+
+    def _send(self, items, b):
+        for item in items:
+            data = item.pack() if isinstance(item, Page) else item
+            if data == bytes([VM_EOF]):
+                self._end(b)
             else:
-                b.sendall(package)
-                if self.phase == "listen":
-                    self._hold()
-            for item in Pages(stream).after_the_package():
-                data = item.pack() if isinstance(item, Page) else item
-                if data == bytes([VM_EOF]):
-                    self._end(b)
-                else:
-                    b.sendall(data)
+                b.sendall(data)
 
     def _end(self, b):
         self._hold_back = self.phase == "end"

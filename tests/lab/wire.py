@@ -81,6 +81,22 @@ class Pages:
                 yield kind
 
 
+def package_of(stream, send):
+    """Send what comes before the package of the devices, and its length. Returns the package, or None
+    if the stream ends before."""
+    seen = b""
+    while PACKAGE not in seen:
+        if not (data := stream.peek()):
+            return None
+        seen = seen[1 - len(PACKAGE):]
+        at = (seen + data).find(PACKAGE)
+        data = stream.read(len(data) if at < 0 else at + len(PACKAGE) - len(seen))
+        send(data)
+        seen += data
+    send(length := stream.read(3))
+    return stream.read(int.from_bytes(length, "big"))
+
+
 class Wire:
     """to: port of the destination on the host; rate: bytes per second of each channel;
     stop_after: end the main channel after so many bytes; lie: a Lie, which sends what it likes in
@@ -111,11 +127,14 @@ class Wire:
                     continue
                 destination = socket.create_connection(("127.0.0.1", self.to))
                 self.channels.append((source, destination))
-                forward = self._copy
-                if self.lie and channel == self.lying:
-                    forward = self._main if channel == MAIN else self._urgent
-                threading.Thread(target=self._channel, args=(forward, source, destination),
+                threading.Thread(target=self._channel, args=(self._forward(channel), source, destination),
                                  daemon=True).start()
+
+    def _forward(self, channel):
+        """What carries a channel from the source to the destination."""
+        if not self.lie or channel != self.lying:
+            return self._copy
+        return self._main if channel == MAIN else self._urgent
 
     def _channel(self, forward, source, destination):
         ended = threading.Event()
@@ -176,24 +195,19 @@ class Wire:
 
     def _urgent(self, a, b):
         with a.makefile("rb") as stream:
-            self._lie(Pages(stream).all(), b)
+            self._send(Pages(stream).all(), b)
 
     def _main(self, a, b):
-        seen = b""
         with a.makefile("rb") as stream:
-            while PACKAGE not in seen:
-                if not (data := stream.peek()):
-                    return
-                seen = seen[1 - len(PACKAGE):]
-                at = (seen + data).find(PACKAGE)
-                data = stream.read(len(data) if at < 0 else at + len(PACKAGE) - len(seen))
-                b.sendall(data)
-                seen += data
-            b.sendall(length := stream.read(3))
-            b.sendall(stream.read(int.from_bytes(length, "big")))
-            self._lie(Pages(stream).after_the_package(), b)
+            if (package := package_of(stream, b.sendall)) is not None:
+                self._send_package(package, b)
+                self._send(Pages(stream).after_the_package(), b)
 
-    def _lie(self, items, b):
+    def _send_package(self, package, b):
+        b.sendall(package)
+
+    def _send(self, items, b):
+        """Of a channel on which there is a lie."""
         n = 0
         for item in items:
             if isinstance(item, bytes):
