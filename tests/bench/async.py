@@ -13,9 +13,11 @@ import statistics
 
 from tests.bench import bench, pictures
 from tests.bench.network import APPEND, Network, programs
+from tests.lab import program
 from tests.lab.lab import Lab
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import MIB, STOCK
+from tests.lab.program import ProgramError, say
 
 # Name: (QEMU, postcopy-fault-exits, postcopy-async-pf)
 WAYS = {
@@ -37,7 +39,7 @@ def at(lines, ms, thread):
         if a["ms"] <= ms < b["ms"]:
             x, y = total(a, thread), total(b, thread)
             return x + (y - x) * (ms - a["ms"]) / (b["ms"] - a["ms"])
-    raise bench.BenchError(f"the guest did not report until {ms} ms")
+    raise ProgramError(f"the guest did not report until {ms} ms")
 
 
 def migrate(lab, network, way, cpus, options):
@@ -107,7 +109,7 @@ def run(options):
                 # In turn, and each round begins with another one
                 order = list(ways)[n % len(ways):] + list(ways)[:n % len(ways)]
                 for way in order:
-                    bench.say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
+                    say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
                     ways[way].append(migrate(lab, network, way, cpus, options))
     title = "A Linux guest during post-copy: async page faults from exits"
     pictures.over_time("async", f"{title}, cumulative", {
@@ -135,7 +137,7 @@ def main():
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 8)
     options.cpus = options.cpus or ([1] if options.quick else [1, 2, 4])
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

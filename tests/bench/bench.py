@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the benches have in common: progress, the report, and how they end."""
+"""What the benches have in common: what is told of a run, and the report."""
 import contextlib
 import io
 import json
@@ -8,31 +8,18 @@ import platform
 import re
 import resource
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from qemu.qmp import QMPError
-
-from tests.lab.initramfs import BuildError
-from tests.lab.lab import CommandFailed, LabError
+from tests.lab import program
 from tests.lab.paths import REPORTS, ROOT
+from tests.lab.program import say
 
 # A host on which other processes have no more than this, on average, is idle.
 IDLE_PROCESSORS = 0.1
-
-started = time.monotonic()
-
-
-class BenchError(Exception):
-    """The bench could not be carried out."""
-
-
-def say(text):
-    print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 def busy_s():
@@ -50,9 +37,8 @@ def about():
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12"],
                          capture_output=True, text=True)
-    program = Path(sys.argv[0]).resolve()
     return {
-        "command": shlex.join([str(program.relative_to(ROOT)), *sys.argv[1:]]),
+        "command": shlex.join([str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]]),
         "commit": git.stdout.strip() or "unknown",
         "started_utc": datetime.now(timezone.utc).isoformat(" ", "minutes").removesuffix("+00:00"),
         "host_processors_count": os.cpu_count(),
@@ -67,7 +53,7 @@ def write(name, figures, title, text, pictures=()):
 
     figures: with about() as "about"; call it when all processes of the bench have ended. text: of the section. pictures: (name, caption).
     """
-    took_s = time.monotonic() - started
+    took_s = time.monotonic() - program.started
     total, ours = (now - then for now, then in zip(busy_s(), at_start))
     figures["about"] |= {"took_s": round(took_s, 1), "others_processors_count": round((total - ours) / took_s, 3)}
     REPORTS.mkdir(parents=True, exist_ok=True)
@@ -90,14 +76,3 @@ def printed(show, *of):
         show(*of)
     print(text.getvalue(), end="")
     return text.getvalue()
-
-
-def main(run, options):
-    """Call run(options), and end with one line if it fails or is interrupted."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run(options)
-    except KeyboardInterrupt:
-        sys.exit("bench: interrupted")
-    except (AssertionError, BenchError, BuildError, LabError, CommandFailed, OSError, QMPError) as e:
-        sys.exit("bench: error: " + "\n".join([str(e), *getattr(e, "__notes__", ())]))

@@ -17,11 +17,11 @@ import subprocess
 import tempfile
 
 from tests.bench import bench
-from tests.bench.bench import BenchError, say
-from tests.lab import guest
+from tests.lab import guest, program
 from tests.lab.counters import ONE_OFFSET
 from tests.lab.lab import Lab
 from tests.lab.paths import ROOT, qemu
+from tests.lab.program import ProgramError, say
 
 # Name: QEMU, words of its command line
 VARIANTS = {"native": ("fork", ()), "offset": ("fork", ONE_OFFSET), "stock": ("stock", ())}
@@ -41,7 +41,7 @@ def here():
         done = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
         if done.returncode:
-            raise BenchError(f"exit status {done.returncode}: {command}\n{done.stdout}")
+            raise ProgramError(f"exit status {done.returncode}: {command}\n{done.stdout}")
         return done.stdout
     yield run
 
@@ -67,7 +67,7 @@ def measure(run, program, words):
                                     payload=guest.payload("counter", "aarch64")), *words]
         report = guest.Report(run(f"{shlex.join(command)} && cat {log.name}"))
     if report.error:
-        raise BenchError(f"the guest gave up: {report.error}")
+        raise ProgramError(f"the guest gave up: {report.error}")
     return report.all("counter")
 
 
@@ -97,7 +97,7 @@ def run(options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--qemu", metavar="PROGRAM", help="run the guest on this machine, by that qemu-system-aarch64")
-    bench.main(run, parser.parse_args())
+    program.main("bench", run, parser.parse_args())
 
 
 if __name__ == "__main__":

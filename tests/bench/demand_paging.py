@@ -11,8 +11,9 @@ import json
 import statistics
 
 from tests.bench import bench, pictures
-from tests.bench.bench import say
+from tests.lab import program
 from tests.lab.lab import Lab
+from tests.lab.program import say
 
 PROGRAM = "build/bench/demand-paging"
 BASE = "one reader"
@@ -124,7 +125,7 @@ def main():
     options = parser.parse_args()
     options.memory = options.memory or (4 if options.quick else 16)
     options.rounds = options.rounds or (2 if options.quick else 5)
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ in a row. Prints a table, and writes build/reports/guest-time.json.
 import argparse
 
 from tests.bench import bench
-from tests.bench.bench import say
+from tests.lab import program
 from tests.lab.clocks import CLOCK, ON, ClockPair, backwards, clocks, kvmclock_ns, numbers, offsets, signed
 from tests.lab.lab import Lab, tsc_khz
 from tests.lab.pair import FORK, STOCK, Side
+from tests.lab.program import say
 
 CPUS = 4
 # Name: QEMU, policy
@@ -139,7 +140,7 @@ def main():
     options = parser.parse_args()
     options.number = options.number or (5 if options.quick else 100)
     options.held = options.held or (1 if options.quick else 3)
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tests.bench.bench import BenchError, say
 from tests.lab.lab import CommandFailed, CommandTimeout, Result
 from tests.lab.paths import ROOT
+from tests.lab.program import ProgramError, say
 
 EXIT_ON_MISSING = Path("/sys/module/kvm/parameters/exit_on_missing")
 HUGEPAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
@@ -83,7 +83,7 @@ class Host:
     def __init__(self, accelerator=None, hugepages=0):
         usable = os.access("/dev/kvm", os.R_OK | os.W_OK)
         if accelerator == "kvm" and not usable:
-            raise BenchError("no access to /dev/kvm: as root, or in the group kvm; or --accel tcg")
+            raise ProgramError("no access to /dev/kvm: as root, or in the group kvm; or --accel tcg")
         self.accelerator = accelerator or ("kvm" if usable else "tcg")
         # No more than PVM has
         self.qemu_words = ("-accel", self.accelerator,
@@ -96,7 +96,7 @@ class Host:
     def __enter__(self):
         free = HUGEPAGES / "free_hugepages"
         if self.hugepages and (not free.exists() or int(free.read_text()) < self.hugepages):
-            raise BenchError(f"{self.hugepages} free huge pages of 2 MiB are needed; as root: "
+            raise ProgramError(f"{self.hugepages} free huge pages of 2 MiB are needed; as root: "
                              f"echo {self.hugepages} >{HUGEPAGES}/nr_hugepages")
         self._tmp = tempfile.TemporaryDirectory(prefix="bench-")
         self.tmp = self._tmp.name

@@ -18,10 +18,11 @@ import statistics
 import time
 
 from tests.bench import bench, pictures, postcopy
-from tests.bench.bench import say
 from tests.bench.queues import Step, simulate
+from tests.lab import program
 from tests.lab.lab import Lab
 from tests.lab.pair import MIB, Pair, until
+from tests.lab.program import ProgramError, say
 
 # Threads by what they do: (side, start of its name).
 THREADS = {
@@ -84,7 +85,7 @@ def measure(lab, variant, vcpus, options):
             time.sleep(options.window)
             last = look()
             if src.status() == "completed":
-                raise bench.BenchError("post-copy was over before enough was measured: take more --memory")
+                raise ProgramError("post-copy was over before enough was measured: take more --memory")
         pair.finish()
         span, requests = last[0] - first[0], last[1] - first[1]
         return {"requests_per_s": requests / span,
@@ -214,7 +215,7 @@ def main():
     parser.add_argument("--window", type=float, default=0.8, metavar="S", help="time of one measurement (0.8)")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 3)
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 from tests.lab.paths import REPORTS
+from tests.lab.program import quantile
 
 COLOURS = ("#c8501e", "#7a7a7a", "#0b62a4", "#2f8f4e")
-POINTS = 100    # of a curve, at most
 # The same figures give the same file; text stays text.
 matplotlib.rcParams |= {"svg.hashsalt": "bench", "svg.fonttype": "none", "font.size": 9}
 
@@ -34,9 +34,7 @@ def distributions(name, title, panels):
     for axis, (panel, curves) in axes:
         for colour, (label, values) in zip(COLOURS, curves.items()):
             values = sorted(values)
-            share = [i / POINTS for i in range(POINTS + 1)]
-            points = [values[min(len(values) - 1, int(s * len(values)))] for s in share]
-            axis.plot(points, share, color=colour, linewidth=1.6,
+            axis.plot([quantile(values, i) for i in range(101)], [i / 100 for i in range(101)], color=colour, linewidth=1.6,
                       label=f"{label}: median {statistics.median(values):.0f} µs")
         axis.set(title=panel, xscale="log", ylim=(0, 1), xlabel="latency of a touch, timed by the guest (µs)",
                  ylabel="share of touches that took at most this long")

@@ -22,12 +22,13 @@ import statistics
 from collections import Counter, namedtuple
 
 from tests.bench import bench, pictures
-from tests.bench.bench import say
 from tests.bench.host import EXIT_ON_MISSING, Host
 from tests.bench.network import APPEND, Network, programs
+from tests.lab import program
 from tests.lab.lab import Lab
 from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import qemu
+from tests.lab.program import ProgramError, aligned, quantile, say
 
 # QEMU on both sides, and postcopy-fault-exits.
 VARIANTS = {"stock": (STOCK, None), "exits off": (FORK, "off"), "exits on": (FORK, "on")}
@@ -106,8 +107,7 @@ class Meter:
 
 def quantiles(values, name="latency"):
     values = sorted(values)
-    return {f"{name}_p{p}_us": values[min(len(values) - 1, len(values) * p // 100)]
-            if values else None for p in (50, 95, 99)}
+    return {f"{name}_p{p}_us": quantile(values, p) for p in (50, 95, 99)}
 
 
 def demand_faults(pair):
@@ -121,10 +121,7 @@ def demand_faults(pair):
 def latencies(pair, report, tsc_khz):
     """After the guest's end: of its touches that waited, of those that missed their page, and of the
     others."""
-    address, size = report.sample_span()
-    path = f"{pair.lab.tmp}/destination.memory"
-    pair.destination.cmd("pmemsave", val=address, size=size, filename=path)
-    passes = report.latencies_us(pair.lab.read_file(path), tsc_khz)
+    passes = report.latencies_us(pair.destination.memory(*report.sample_span()), tsc_khz)
     touches, present = ([t for cpu in one for t in cpu] for one in passes)
     present_us = statistics.median(present)
     threshold_us = max(THRESHOLD_MEDIANS * present_us, pair.lab.wait_us)
@@ -254,9 +251,7 @@ def table(rows, results, form):
         first, *others = middle.values()
         ratios = ["-" if not first or other is None else f"{other / first:.2f}" for other in others]
         lines.append((label, *cells, *ratios))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(line[0].ljust(widths[0]) + "".join(
-        "  " + cell.rjust(width) for cell, width in zip(line[1:], widths[1:])) for line in lines)
+    return "\n".join(aligned(lines))
 
 
 MEASURED = (
@@ -364,7 +359,7 @@ def where(options):
 
 def run(options):
     if options.count and not shutil.which("strace"):
-        raise bench.BenchError("no strace: scripts/deps lab")
+        raise ProgramError("no strace: scripts/deps lab")
     about = bench.about()
     place = where(options)
     names = [name for name in VARIANTS if name != "exits on" or place.exit_on_missing]
@@ -448,7 +443,7 @@ def main():
         parser.error("--delay and --bandwidth are for the lab: they need a network name space")
     if options.rounds is None:
         options.rounds = 2 if options.quick else 5
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import json
 import re
 import shutil
 
-from tests.bench import bench
+from tests.lab import program
 from tests.lab.paths import REPORTS, ROOT
+from tests.lab.program import ProgramError, say
 
 # In this order, those that there are.
 NAMES = ("demand-paging", "bench-postcopy", "postcopy-vcpus", "postcopy-loads", "postcopy-network", "breakdown",
@@ -34,14 +35,14 @@ def main():
     options = parser.parse_args()
     there = [name for name in NAMES if (REPORTS / f"{name}.md").exists()]
     if not there:
-        raise bench.BenchError("no bench has been run: make bench")
+        raise ProgramError("no bench has been run: make bench")
     of = [json.loads((REPORTS / f"{name}.json").read_text())["about"] for name in there]
     quick = any("--quick" in about["command"] for about in of)
     about = of[0] | {"command": "make bench" + " QUICK=1" * quick,
                      "quick": "**The quick variant: few rounds, so that medians are rough.** " * quick}
     text = "\n".join([HEAD.format(**about), *((REPORTS / f"{name}.md").read_text() for name in there)])
     (REPORTS / "report.md").write_text(text.replace("LIMITS", "../../docs/limits.md"))
-    bench.say("wrote build/reports/report.md")
+    say("wrote build/reports/report.md")
     if options.docs:
         pictures = re.findall(r"!\[.*\]\((.*\.svg)\)", text)
         to = ROOT / "docs" / "pictures"
@@ -51,8 +52,8 @@ def main():
             shutil.copy(REPORTS / picture, to)
         text = re.sub(r"(!\[.*\]\()(.*\.svg\))", r"\1pictures/\2", text)
         (ROOT / "docs" / "benchmarks.md").write_text(text.replace("LIMITS", "limits.md"))
-        bench.say("wrote docs/benchmarks.md")
+        say("wrote docs/benchmarks.md")
 
 
 if __name__ == "__main__":
-    bench.main(lambda _: main(), None)
+    program.main("bench", lambda _: main(), None)

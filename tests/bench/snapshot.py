@@ -25,13 +25,13 @@ import time
 from pathlib import Path
 
 from tests.bench import bench
-from tests.bench.bench import BenchError, say
 from tests.bench.host import Host
-from tests.lab import guest
+from tests.lab import guest, program
 from tests.lab.initramfs import compiled
 from tests.lab.lab import Lab
 from tests.lab.pair import FORK, STOCK, Side
 from tests.lab.paths import ROOT, qemu
+from tests.lab.program import ProgramError, say
 
 VARIANTS = (STOCK, FORK)
 KINDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
@@ -119,11 +119,8 @@ def measure(lab, variant, case, options):
         side.cmd("migrate-set-capabilities", capabilities=[
             {"capability": c, "state": True} for c in ("background-snapshot", "events")])
 
-        def dump(name):
-            side.cmd("pmemsave", val=boot["times_address"],
-                     size=4 * guest.TIMES_BUCKETS * options.cpus, filename=f"{lab.tmp}/{name}")
-            return lab.read_file(f"{lab.tmp}/{name}")
-        before, times = memory_kib(side), dump("before")
+        buckets = boot["times_address"], 4 * guest.TIMES_BUCKETS * options.cpus
+        before, times = memory_kib(side), side.memory(*buckets)
         side.qmp.get_events()
         side.qmp.clear_events()
         side.cmd("migrate", uri=f"file:{snapshot}")
@@ -131,13 +128,13 @@ def measure(lab, variant, case, options):
         while not {"completed", "failed"} & set(at):
             event = side.qmp.pull_event(wait=TIMEOUT_S)
             if not event:
-                raise BenchError("the snapshot does not end")
+                raise ProgramError("the snapshot does not end")
             name = event.get("data", {}).get("status") or event["event"]
             at[name] = (event["timestamp"]["seconds"] * 10**6 + event["timestamp"]["microseconds"])
         info = side.cmd("query-migrate")
         if info["status"] != "completed":
-            raise BenchError(f"the snapshot failed: {info}")
-        touches = guest.times(times, dump("after"), boot["tsc_khz"])
+            raise ProgramError(f"the snapshot failed: {info}")
+        touches = guest.times(times, side.memory(*buckets), boot["tsc_khz"])
         after = memory_kib(side)
         size, blocks = map(int, lab.run(f"stat -c '%s %b' {snapshot}", check=True).output.split())
         grown = sum(after[k] - before[k] for k in ("resident", "tables"))
@@ -259,7 +256,7 @@ def main():
     options.sizes = options.sizes or ([1] if options.quick or options.lab else [1, 4, 8])
     options.ways_mib = options.ways_mib or (1024 if options.quick or options.lab else 4096)
     options.rounds = options.rounds or (1 if options.quick else 3)
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

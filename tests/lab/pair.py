@@ -49,12 +49,12 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "kvm_arm_guest_time_one_offset", "kvm_arm_guest_time_no_instant")
 
 
-def until(condition, what, timeout=60):
+def until(condition, what, timeout=60, pause=0.1):
     """Wait until condition() is true, and return what it returned."""
     end = time.monotonic() + timeout
     while not (result := condition()):
         assert time.monotonic() < end, f"not within {timeout} s: {what}"
-        time.sleep(0.1)
+        time.sleep(pause)
     return result
 
 
@@ -150,13 +150,18 @@ class Side:
     def status(self):
         return self.cmd("query-migrate").get("status")
 
+    def migration(self, *wanted):
+        """query-migrate, of a migration that goes on, or whose status is as wanted."""
+        self.check()
+        info = self.cmd("query-migrate")
+        status = info.get("status")
+        assert status in wanted or status not in ("failed", "cancelled", "postcopy-paused"), \
+            f"migration {status} on the {self.name}: {info}"
+        return info
+
     def wait_status(self, *wanted):
         def reached():
-            self.check()
-            info = self.cmd("query-migrate")
-            status = info.get("status")
-            assert status in wanted or status not in ("failed", "cancelled", "postcopy-paused"), \
-                f"migration {status} on the {self.name}: {info}"
+            status = self.migration(*wanted).get("status")
             return status in wanted and status
         return until(reached, f"migration {' or '.join(wanted)} on the {self.name}")
 
@@ -190,6 +195,12 @@ class Side:
                                "echo $(cat $t/comm $t/wchan); done").output
         return ({cpu for cpu, waits in waiting.items() if waits}
                 | {int(cpu) for cpu in re.findall(r"CPU (\d+)/KVM handle_userfault", threads)})
+
+    def memory(self, address, size):
+        """Of the guest."""
+        path = f"{self.lab.tmp}/{self.name}.memory"
+        self.cmd("pmemsave", val=address, size=size, filename=path)
+        return self.lab.read_file(path)
 
     def signal(self, name):
         self.lab.run(f"kill -{name} $(cat {self.pidfile})", check=True)
