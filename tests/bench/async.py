@@ -9,6 +9,7 @@ at which it goes on, by its own clock. For some seconds after that, the guest's 
 pages, and no way helps much. Writes build/reports/async.json, async.md, async.svg.
 """
 import argparse
+import itertools
 import statistics
 
 from tests.bench import bench, pictures
@@ -35,7 +36,7 @@ def total(line, thread):
 
 def at(lines, ms, thread):
     """A counter at that time: between two lines, as if it had advanced evenly."""
-    for a, b in zip(lines, lines[1:]):
+    for a, b in itertools.pairwise(lines):
         if a["ms"] <= ms < b["ms"]:
             x, y = total(a, thread), total(b, thread)
             return x + (y - x) * (ms - a["ms"]) / (b["ms"] - a["ms"])
@@ -115,8 +116,8 @@ def run(options):
     pictures.over_time("async", f"{title}, cumulative", {
         f"{cpus} vCPU(s): {kind}": {way: [r["over_time"][kind] for r in rounds] for way, rounds in ways.items()}
         for cpus, ways in results.items() for kind in KINDS}, "seconds since the guest goes on, by its clock")
-    text = (f"{options.memory} MiB written at random, {options.rate} MiB/s of background, a link of {options.delay} us in "
-            f"each direction (ping {network.round_trip_us:.0f} us); the first {options.seconds} s.\n"
+    text = (f"{options.memory} MiB written at random, {options.rate} MiB/s of background, a link of {options.delay} us "
+            f"in each direction (ping {network.round_trip_us:.0f} us); the first {options.seconds} s.\n"
             f"```\n{bench.printed(show, results)}```\n" + "\n".join(f"* {line}" for line in verdicts(results)))
     bench.write("async", {"about": about, "settings": {
         "memory_mib": options.memory, "rate_mib_per_s": options.rate, "delay_us": options.delay,

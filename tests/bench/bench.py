@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.lab import program
@@ -40,7 +40,7 @@ def about():
     return {
         "command": shlex.join([str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]]),
         "commit": git.stdout.strip() or "unknown",
-        "started_utc": datetime.now(timezone.utc).isoformat(" ", "minutes").removesuffix("+00:00"),
+        "started_utc": datetime.now(UTC).isoformat(" ", "minutes").removesuffix("+00:00"),
         "host_processors_count": os.cpu_count(),
         "host_cpu_model": model and model[1],
         # Without what a builder adds to the version
@@ -51,10 +51,11 @@ def about():
 def write(name, figures, title, text, pictures=()):
     """To build/reports: NAME.json, and NAME.md, the section of the report.
 
-    figures: with about() as "about"; call it when all processes of the bench have ended. text: of the section. pictures: (name, caption).
+    figures: with about() as "about"; call it when all processes of the bench have ended. text: of the
+    section. pictures: (name, caption).
     """
     took_s = time.monotonic() - program.started
-    total, ours = (now - then for now, then in zip(busy_s(), at_start))
+    total, ours = (now - then for now, then in zip(busy_s(), at_start, strict=True))
     figures["about"] |= {"took_s": round(took_s, 1), "others_processors_count": round((total - ours) / took_s, 3)}
     REPORTS.mkdir(parents=True, exist_ok=True)
     (REPORTS / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")

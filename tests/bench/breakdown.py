@@ -111,7 +111,7 @@ def migrate(lab, variant, options, traced):
     qemu, exits = postcopy.VARIANTS[variant]
     logs = [f"{lab.tmp}/{side}.events" for side in ("source", "destination")]
     names = DESTINATION["fork" if qemu == FORK else "stock"]
-    words = [trace_options(n, log) if traced else [] for n, log in zip((SOURCE, names), logs)]
+    words = [trace_options(n, log) if traced else [] for n, log in zip((SOURCE, names), logs, strict=True)]
     uri = postcopy.uri_of(lab, options.transport)
     with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=options.cpus, memory_mb=options.memory,
               pattern="disjoint", seed=1, traced=False, source_options=words[0], destination_options=words[1]) as pair:
@@ -183,7 +183,8 @@ def run(options):
             f"{options.transport}, {options.rounds} rounds. Medians do not add up.\n\n" + bench.printed(show, results))
     bench.write(options.name, {"about": about, "settings": {
         "vcpus_count": options.cpus, "memory_mib": options.memory, "transport": options.transport,
-        "rounds_count": options.rounds}, "results": results}, f"Where the time of one demand fault goes: {options.cpus} vCPUs", text)
+        "rounds_count": options.rounds}, "results": results},
+        f"Where the time of one demand fault goes: {options.cpus} vCPUs", text)
 
 
 def main():

@@ -35,7 +35,7 @@ def ratio(runs, variant, key="pages_per_s"):
     """(of the medians, least of the rounds, most)"""
     base = [run[key] for run in runs[BASE]]
     other = [run[key] for run in runs[variant]]
-    rounds = [o / b for o, b in zip(other, base)]
+    rounds = [o / b for o, b in zip(other, base, strict=True)]
     return statistics.median(other) / statistics.median(base), min(rounds), max(rounds)
 
 
@@ -70,8 +70,8 @@ def tables(results):
         yield "| ---: | --- " + "| ---: " * 8 + "|"
         for vcpus, runs in of.items():
             for variant, r in runs.items():
-                cpu_us = statistics.median((x["vcpu_threads_cpu_s"] + x["reader_threads_cpu_s"]) * 1e6 / x["touch_count"]
-                                           for x in r)
+                cpu_us = 1e6 * statistics.median(
+                    (x["vcpu_threads_cpu_s"] + x["reader_threads_cpu_s"]) / x["touch_count"] for x in r)
                 cells = [f"{median(r, f'latency_p{p}_us'):.0f}" for p in (50, 95, 99)]
                 cells += [f"{median(r, key):.0f}" for key in ("exits_count", "uffd_events_count", "eexist_count")]
                 cells += [f"{median(r, 'voluntary_switches_per_fault_count'):.2f}", f"{cpu_us:.0f}"]
@@ -108,7 +108,8 @@ def run(options):
                     for variant in names[first:] + names[:first]:
                         runs[variant].append(measure(lab, kind, vcpus, variant, options))
     text = "\n".join([
-        f"{options.rounds} rounds, interleaved, {options.memory} MiB for each vCPU, one userfaultfd for all memory.", "",
+        f"{options.rounds} rounds, interleaved, {options.memory} MiB for each vCPU, one userfaultfd for all memory.",
+        "",
         *tables(results), *(f"* {line}" for line in verdicts(results))])
     print(text)
     bench.write("demand-paging", {

@@ -98,15 +98,17 @@ def spread(values, unit):
 
 
 def show(report):
-    print("| | added to TSC | added to kvmclock | kvmclock against TSC | offsets differ | backwards | passed in the blackout |\n"
+    print("| | added to TSC | added to kvmclock | kvmclock against TSC | offsets differ | backwards "
+          "| passed in the blackout |\n"
           "| --- | --- | --- | --- | --- | --- | --- |")
     for variant, runs in report["held"].items():
         for r in runs:
+            passed = f"{r['tsc_in_blackout_us']:.0f} us of {r['blackout_us']:.0f}" if "blackout_us" in r else ""
             print(f"| {variant}, {'post-copy' if r['postcopy'] else 'pre-copy'}, {r['held_s']} s "
                   f"| {spread(r['tsc_added_us'], 'us')} | {spread(r['kvmclock_added_us'], 'us')} "
                   f"| {spread([ns / 1000 for ns in r['kvmclock_against_tsc_ns']], 'us')} "
                   f"| {r['offsets_differ_cycles']} | {r['backwards_ticks_or_ns']} "
-                  f"| {'%.0f us of %.0f' % (r['tsc_in_blackout_us'], r['blackout_us']) if 'blackout_us' in r else ''} |")
+                  f"| {passed} |")
     for variant, hops in report["in_a_row"].items():
         last = hops[-1]
         print(f"| {variant}, {len(hops)} in a row | {last['tsc_added_us']:,.3f} us | "

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """This machine in place of the lab's first-level machine, for pair.Pair: its kernel, its KVM."""
-import functools
 import os
 import platform
 import signal
@@ -92,6 +91,7 @@ class Host:
         self.hugepages = hugepages
         self.exit_on_missing = self.accelerator == "kvm" and EXIT_ON_MISSING.exists()
         self.kernel = platform.release()
+        self._ports = {}
 
     def __enter__(self):
         free = HUGEPAGES / "free_hugepages"
@@ -126,9 +126,10 @@ class Host:
     def host_port(self, port):
         return port
 
-    @functools.cache
     def port(self, number):
         """A port that is free, always the same one for a number."""
-        with socket.socket() as s:
-            s.bind((self.address, 0))
-            return s.getsockname()[1]
+        if number not in self._ports:
+            with socket.socket() as s:
+                s.bind((self.address, 0))
+                self._ports[number] = s.getsockname()[1]
+        return self._ports[number]

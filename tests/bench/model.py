@@ -154,22 +154,24 @@ def show(measured, told, waiter_us):
         for vcpus, m in of.items():
             print(f"| {variant} | {vcpus} | " + " | ".join(f"{m['work_us'][name]:.0f}" for name in THREADS) + " |")
     print(f"\nEach further waiter in userfaultfd costs a wake-up {waiter_us:.2f} us.\n")
-    print("| variant | vCPUs | processors | faults/s, measured | model | error | a fault takes (us) | busiest server |\n"
+    print("| variant | vCPUs | processors | faults/s, measured | model | error | a fault takes (us) "
+          "| busiest server |\n"
           "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
     for variant, of in told.items():
         for p in of["points"]:
-            given = p["measured_per_s"] is not None
-            print(f"| {variant} | {p['vcpus_count']} | {p['processors_count']} "
-                  f"| {'%.0f' % p['measured_per_s'] if given else ''} | {p['model_per_s']:.0f} "
-                  f"| {'%+.0f %%' % (100 * p['error']) if given else ''} | {p['model_fault_us']:.0f} "
+            measured_per_s, error = ("", "") if p["measured_per_s"] is None else (
+                f"{p['measured_per_s']:.0f}", f"{100 * p['error']:+.0f} %")
+            print(f"| {variant} | {p['vcpus_count']} | {p['processors_count']} | {measured_per_s} "
+                  f"| {p['model_per_s']:.0f} | {error} | {p['model_fault_us']:.0f} "
                   f"| {p['busiest']}, {p['busiest_share']:.0%} |")
     errors = [abs(p["error"]) for of in told.values() for p in of["points"] if p["error"] is not None
               and p["vcpus_count"] > 1]
     print(f"\nError of the model beyond one vCPU: mean {statistics.mean(errors):.0%}, worst {max(errors):.0%}.")
     for n in PREDICTED:
         last = {v: next(p for p in of["points"] if p["vcpus_count"] == n) for v, of in told.items()}
-        print(f"At {n} vCPUs: exits on {last['exits on']['model_per_s'] / last['stock']['model_per_s']:.1f} x stock; "
-              f"the next bottleneck is the {last['exits on']['busiest']}, {last['exits on']['busiest_share']:.0%} busy.")
+        on = last["exits on"]
+        print(f"At {n} vCPUs: exits on {on['model_per_s'] / last['stock']['model_per_s']:.1f} x stock; "
+              f"the next bottleneck is the {on['busiest']}, {on['busiest_share']:.0%} busy.")
 
 
 def run(options):
@@ -193,8 +195,9 @@ def run(options):
     told = evaluate(middle, waiter_us, processors)
     pictures.rates("model", "Post-copy faults per second: measured in the lab, and by the model", {
         f"{processors} processors": {
-            f"{variant}, {what}": {p["vcpus_count"]: [p[key]] for p in told[variant]["points"] if p["error"] is not None}
-            for variant in ("stock", "exits on") for what, key in (("measured", "measured_per_s"), ("model", "model_per_s"))},
+            f"{variant}, {what}": {p["vcpus_count"]: [p[f"{what}_per_s"]] for p in told[variant]["points"]
+                                   if p["error"] is not None}
+            for variant in ("stock", "exits on") for what in ("measured", "model")},
         "as many processors as vCPUs": {
             variant: {p["vcpus_count"]: [p["model_per_s"]] for p in told[variant]["points"] if p["error"] is None}
             for variant in told}}, "faults/s", dashed={"stock, model", "exits on, model", *told})

@@ -99,7 +99,7 @@ class Meter:
         for i in range(2):
             total[i] -= sum(n[i] for n in begin.values())
             total[i] -= sum(n[i] - end[tid][i] for tid, n in last.items() if tid in end)
-        cpu = [b - a for a, b in zip(self.first[1], self.second[1])]
+        cpu = [b - a for a, b in zip(self.first[1], self.second[1], strict=True)]
         return {"voluntary_switches_count": total[0], "involuntary_switches_count": total[1],
                 "source_cpu_s": round(cpu[0], 2), "destination_cpu_s": round(cpu[1], 2),
                 "cpu_s": round(sum(cpu), 2)}

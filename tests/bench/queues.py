@@ -2,9 +2,9 @@
 """A closed network of queues: vCPUs fault, and threads serve the faults one after the other, on some processors.
 
 A vCPU's cycle is a list of steps, each work of a thread: of the vCPU's own, or of a server that all
-share. A thread that has nothing to do sleeps, and its next job costs more; a server that goes on from one job to the next
-does not. Who is woken gets an idle processor if there is one, after some time in which nobody works; otherwise
-that of the waker, when it has ended.
+share. A thread that has nothing to do sleeps, and its next job costs more; a server that goes on from one
+job to the next does not. Who is woken gets an idle processor if there is one, after some time in which
+nobody works; otherwise that of the waker, when it has ended.
 """
 import heapq
 import random

@@ -19,13 +19,15 @@ NAMES = ("demand-paging", "bench-postcopy", "postcopy-vcpus", "postcopy-loads", 
 
 HEAD = """# Benchmarks
 
-`{command}` writes all of this; `tests/bench/report.py` puts together what its benches wrote. The host has
-{host_processors_count} processors ({host_cpu_model}), Linux {host_kernel_release}. {quick}Each section tells its command, which repeats it, and
-the commit. In the lab, processors are emulated: ratios within one run say something, microseconds do not ([limits](LIMITS)).
+`{command}` writes all of this; `tests/bench/report.py` puts together what its benches wrote. The
+host has {host_processors_count} processors ({host_cpu_model}), Linux {host_kernel_release}.
+{quick}Each section tells its command, which repeats it, and the commit. In the lab, processors are
+emulated: ratios within one run say something, microseconds do not ([limits](LIMITS)).
 
-On a host of one's own: `make -C tests/bench/demand-paging` makes `build/bench/demand-paging`, a static program that needs
-nothing but `/dev/kvm` (with `CROSS=aarch64-linux-gnu-` for arm64; `--help` tells its options), and `tests/bench/postcopy.py --host`
-migrates on the host's own kernel. Beside this text, `build/reports/` has all figures of each round as JSON, and the pictures as PNG.
+On a host of one's own: `make -C tests/bench/demand-paging` makes `build/bench/demand-paging`, a
+static program that needs nothing but `/dev/kvm` (with `CROSS=aarch64-linux-gnu-` for arm64;
+`--help` tells its options), and `tests/bench/postcopy.py --host` migrates on the host's own kernel.
+Beside this text, `build/reports/` has all figures of each round as JSON, and the pictures as PNG.
 """
 
 

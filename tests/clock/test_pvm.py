@@ -88,7 +88,7 @@ def test_both_clocks_fall_back(tmp_path, policy):
         until(lambda: source.report().first("ready"), "the guest runs")
         source.cmd("migrate", uri=stream)
         for side in source, destination:
-            until(lambda: side.cmd("query-migrate").get("status") == "completed", "migration")
+            until(lambda side=side: side.cmd("query-migrate").get("status") == "completed", "migration")
         time.sleep(GAP_S)
         destination.cmd("cont")
         until(lambda: len([e for e in destination.report().all("clock") if e["move"] == 1]) >= 2,

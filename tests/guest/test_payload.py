@@ -205,7 +205,7 @@ def test_finds_a_wrong_zero_page(start, tmp_path, arch):
             if int(source.qtest(f"readq {address:#x}")[0], 16) == 0:
                 source.qtest(f"writeq {address + 1024:#x} 0x1")
                 return
-        assert False, "no page is zero"
+        pytest.fail("no page is zero")
 
     report = moved(start, tmp_path, arch, corrupt)
     bad, = report.all("bad")

@@ -147,10 +147,10 @@ class ClockPair(Pair):
     def jump(self, was, before, side, after):
         """From offsets and reports on the source to those on a side."""
         base = self.tsc_base if side is self.destination else 0
-        tsc = [signed(now + base - w) for now, w in zip(offsets(side), was)]
+        tsc = [signed(now + base - w) for now, w in zip(offsets(side), was, strict=True)]
         # At the TSC that the guest reported first
-        relation = [kvmclock_ns(a, a["tsc"]) - kvmclock_ns(b, a["tsc"]) for b, a in zip(before, after)]
-        added = [t * 1e6 / tsc_khz() + r for t, r in zip(tsc, relation)]
+        relation = [kvmclock_ns(a, a["tsc"]) - kvmclock_ns(b, a["tsc"]) for b, a in zip(before, after, strict=True)]
+        added = [t * 1e6 / tsc_khz() + r for t, r in zip(tsc, relation, strict=True)]
         jump = Jump(tsc, added, relation, before, after, tsc_khz())
         print(f"added to TSC {jump.tsc_us} us, to kvmclock {added} ns, relation {relation} ns")
         return jump

@@ -88,7 +88,7 @@ class CounterPair(Pair):
     def jump(self, khz, was, before, side, after):
         """From offsets and reports on the source to those on a side."""
         now = offsets(side)
-        jump = Jump([signed(w - n) for w, n in zip(was, now)], now, before, after, khz)
+        jump = Jump([signed(w - n) for w, n in zip(was, now, strict=True)], now, before, after, khz)
         print(f"added to the counters: {jump.added_us} us; {dict(side.trace())}")
         return jump
 

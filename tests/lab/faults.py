@@ -205,7 +205,7 @@ class Faults:
             s, d = self.statuses()
             # A destination whose source was cancelled or failed before it had heard of a migration
             done = (*LASTING, KILLED)
-            return s in done and (d in done or s in ("failed", "cancelled") and d in ("none", "setup")) and (s, d)
+            return s in done and (d in done or (s in ("failed", "cancelled") and d in ("none", "setup"))) and (s, d)
         return self.until(lasting, "an end on both sides")
 
     # What is done

@@ -73,7 +73,7 @@ def times(before, after, tsc_khz):
     The dumps are of TIMES_BUCKETS * 4 bytes for each processor from event "boot"'s times_address on.
     """
     count = [0] * TIMES_BUCKETS
-    for i, (a, b) in enumerate(zip(array("I", before), array("I", after))):
+    for i, (a, b) in enumerate(zip(array("I", before), array("I", after), strict=True)):
         count[i % TIMES_BUCKETS] += (b - a) % (1 << 32)
     # The guest's bucket(): the number of the highest bit and the three bits after it.
     return [(((i % 8 + 9 if i > 7 else i + 1) << max(i // 8 - 1, 0)) * 1000 / tsc_khz, n)

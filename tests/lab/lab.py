@@ -224,7 +224,7 @@ class Lab:
         for n in itertools.count(1):
             self.dir = BUILD / "lab" / (self.name if n == 1 else f"{self.name}-{n}")
             self.dir.mkdir(parents=True, exist_ok=True)
-            self._dir_lock = open(self.dir / ".lock", "w")
+            self._dir_lock = open(self.dir / ".lock", "w")  # noqa: SIM115 - open as long as it is held
             try:
                 fcntl.flock(self._dir_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
@@ -269,9 +269,8 @@ class Lab:
         if self.shared:
             argv += ["-object", f"memory-backend-file,id=shared,share=on,size=1M,mem-path={self.shared}",
                      "-device", "ivshmem-plain,memdev=shared"]
-        log = open(self.dir / "qemu.log", "wb")
         libc = ctypes.CDLL(None)
-        with theirs, log:
+        with theirs, open(self.dir / "qemu.log", "wb") as log:
             self.process = subprocess.Popen(
                 argv, pass_fds=[theirs.fileno()], stderr=log,
                 stdin=None if self.shell else subprocess.DEVNULL,

@@ -245,7 +245,7 @@ class Pair:
                         [*arguments, *destination_options, "-incoming", "defer"], options, traced,
                         wrapper)]
         if tls:
-            for (_, _, words, *_), endpoint in zip(self._sides, ("client", "server")):
+            for (_, _, words, *_), endpoint in zip(self._sides, ("client", "server"), strict=True):
                 words += ["-object", f"tls-creds-psk,id=tls,endpoint={endpoint},dir={tls}"]
         self.sides = []
         self.proxy = None
@@ -253,7 +253,7 @@ class Pair:
 
     def __enter__(self):
         try:
-            for lab, side in zip((self.lab, self.destination_lab), self._sides):
+            for lab, side in zip((self.lab, self.destination_lab), self._sides, strict=True):
                 self.sides.append(self.Side(lab, *side))
             self.source, self.destination = self.sides
             for side in self.sides:

@@ -110,7 +110,7 @@ def test_recovery_fails_and_is_tried_again(lab):
         for stop_after in 1, 100:
             wire = pair.wire(pair.listen("migrate-recover"), stop_after=stop_after)
             pair.source.cmd("migrate", uri=wire.uri, resume=True)
-            until(lambda: wire.stopped, "the connection has broken")
+            until(lambda wire=wire: wire.stopped, "the connection has broken")
             pair.wait_paused()
         pair.listen("migrate-recover")
         pair.recover()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The series applies, its themes can be dropped, and QEMU's style is kept."""
+"""The series applies, its themes can be dropped, QEMU's style is kept, and linters find nothing."""
 import subprocess
+import sys
 
 import pytest
 
@@ -31,3 +32,7 @@ def test_source(name):
 @pytest.mark.parametrize("patch", sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*/*.patch")))
 def test_patch(patch):
     run("build/src/scripts/checkpatch.pl", "--no-tree", "--terse", "-q", patch)
+
+
+def test_ruff():
+    run(sys.executable, "-m", "ruff", "check", "--quiet")

@@ -22,7 +22,8 @@ def test_unit(lab):
     assert "ok 6 /snapshot-holes/hugetlbfs" in tap and "SKIP" not in tap, tap
 
 
-@pytest.mark.parametrize("kind", ["anonymous", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("memfd", "hugetlb"))])
+@pytest.mark.parametrize("kind", ["anonymous", *(pytest.param(kind, marks=pytest.mark.slow)
+                                                 for kind in ("memfd", "hugetlb"))])
 @pytest.mark.parametrize("value", ["never", pytest.param("always", marks=pytest.mark.slow)])
 def test_empty_guest(lab, thp, kind, value):
     """Its memory and its file hardly grow, and any QEMU restores it."""
@@ -63,13 +64,13 @@ def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
         for page in pages:
             qtest.send("memset", page, 8192, 0x55)
         if kind == "anonymous" and skipped:
-            for page in pages:
+            for _ in pages:
                 qtest.answer()      # Nobody has waited.
             lab.run(f"touch {go}")
         else:
             time.sleep(1)
             lab.run(f"touch {go}")
-            for page in pages:
+            for _ in pages:
                 qtest.answer()
         machine.wait()
         assert qtest.read(100 * MIB, 16) == b"\x55" * 16
