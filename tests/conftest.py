@@ -10,7 +10,7 @@ from tests.lab.paths import below
 @pytest.fixture(scope="session")
 def _labs():
     """The first-level machines of this process, as far as they were asked for, by architecture."""
-    machines = {}
+    machines: dict[str, Lab] = {}
     yield machines
     for machine in machines.values():
         machine.kill()

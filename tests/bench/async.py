@@ -13,6 +13,7 @@ import itertools
 import statistics
 
 from tests.bench import bench, pictures
+from tests.bench.bench import Figures
 from tests.bench.network import APPEND, Network, programs
 from tests.lab import program
 from tests.lab.lab import Lab
@@ -102,7 +103,7 @@ def verdicts(results):
 
 def run(options):
     about = bench.about()
-    results = {cpus: {way: [] for way in WAYS} for cpus in options.cpus}
+    results: dict[int, dict[str, list[Figures]]] = {cpus: {way: [] for way in WAYS} for cpus in options.cpus}
     with Lab(name="bench-async", memory_mb=3072, append=APPEND, extra=programs()) as lab:
         network = Network(lab, options.delay, 0)
         for n in range(options.rounds):

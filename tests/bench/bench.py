@@ -13,11 +13,14 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tests.lab import program
 from tests.lab.paths import REPORTS, ROOT
 from tests.lab.program import say
 
+# Of one run, by name; the names say the unit.
+Figures = dict[str, Any]
 # A host on which other processes have no more than this, on average, is idle.
 IDLE_PROCESSORS = 0.1
 

@@ -11,6 +11,7 @@ import json
 import statistics
 
 from tests.bench import bench, pictures
+from tests.bench.bench import Figures
 from tests.lab import program
 from tests.lab.lab import Lab
 from tests.lab.program import say
@@ -94,7 +95,8 @@ def draw(results):
 def run(options):
     about = bench.about()
     kinds = list(KINDS)[:1] if options.quick else list(KINDS)
-    results = {kind: {vcpus: {v: [] for v in VARIANTS} for vcpus in options.vcpus} for kind in kinds}
+    results: dict[str, dict[int, dict[str, list[Figures]]]] = {
+        kind: {vcpus: {v: [] for v in VARIANTS} for vcpus in options.vcpus} for kind in kinds}
     say("boot the lab")
     with Lab(name="demand-paging", memory_mb=1024 + 2 * options.memory * max(options.vcpus)) as lab:
         about |= {"l1_processors_count": lab.cpus,

@@ -36,7 +36,8 @@ class Job:
         self._reader.start()
 
     def _read(self):
-        while part := self._process.stdout.read1():
+        assert self._process.stdout
+        while part := os.read(self._process.stdout.fileno(), 1 << 16):
             self._data += part
 
     @property

@@ -18,6 +18,7 @@ import statistics
 import time
 
 from tests.bench import bench, pictures, postcopy
+from tests.bench.bench import Figures
 from tests.bench.queues import Step, simulate
 from tests.lab import program
 from tests.lab.lab import Lab
@@ -95,7 +96,7 @@ def measure(lab, variant, vcpus, options):
 def waiters_cost_us(lab, rounds):
     """What a wake-up costs more for each thread that waits in userfaultfd; of demand-paging's reader."""
     few, many = 16, 64
-    reader = {n: [] for n in (few, many)}
+    reader: dict[int, list[float]] = {n: [] for n in (few, many)}
     for _ in range(rounds):
         for n in reader:
             figures = json.loads(lab.run(f"build/bench/demand-paging -j -a -v {n} -b 1", check=True).output)
@@ -176,7 +177,8 @@ def show(measured, told, waiter_us):
 
 def run(options):
     about = bench.about()
-    measured = {variant: {n: [] for n in options.cpus} for variant in postcopy.VARIANTS}
+    measured: dict[str, dict[int, list[Figures]]] = {
+        variant: {n: [] for n in options.cpus} for variant in postcopy.VARIANTS}
     say("boot the lab")
     with Lab(name="model") as lab:
         about |= postcopy.machine(lab)

@@ -31,10 +31,7 @@ Beside this text, `build/reports/` has all figures of each round as JSON, and th
 """
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", action="store_true")
-    options = parser.parse_args()
+def run(options):
     there = [name for name in NAMES if (REPORTS / f"{name}.md").exists()]
     if not there:
         raise ProgramError("no bench has been run: make bench")
@@ -57,5 +54,11 @@ def main():
         say("wrote docs/benchmarks.md")
 
 
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", action="store_true")
+    program.main("bench", run, parser.parse_args())
+
+
 if __name__ == "__main__":
-    program.main("bench", lambda _: main(), None)
+    main()

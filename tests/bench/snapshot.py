@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 from tests.bench import bench
+from tests.bench.bench import Figures
 from tests.bench.host import Host
 from tests.lab import guest, program
 from tests.lab.initramfs import compiled
@@ -32,6 +33,7 @@ from tests.lab.lab import Lab
 from tests.lab.pair import FORK, STOCK, Side
 from tests.lab.paths import ROOT, qemu
 from tests.lab.program import ProgramError, say
+from tests.lab.text import search
 
 VARIANTS = (STOCK, FORK)
 KINDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
@@ -57,14 +59,14 @@ PUBLISHED_US = {
 }
 
 
-def protect_ways(lab, program, options):
+def protect_ways(lab, protect, options):
     """{transparent huge pages: {way: figures of each round}}"""
-    runs = {thp: {way: [] for way in WAYS} for thp in (False, True)}
+    runs: dict[bool, dict[str, list[Figures]]] = {thp: {way: [] for way in WAYS} for thp in (False, True)}
     for n in range(options.rounds):
         for thp, of in runs.items():
             wrapper = lab.huge_pages(thp)
             for way in list(of)[::-1 if n % 2 else 1]:
-                argv = [*wrapper, program, way, options.ways_mib, "on" if thp else "off"]
+                argv = [*wrapper, protect, way, options.ways_mib, "on" if thp else "off"]
                 output = lab.run(shlex.join(map(str, argv)), timeout=TIMEOUT_S, check=True).output
                 of[way].append(json.loads(output))
     say("protected empty memory in each way")
@@ -124,7 +126,7 @@ def measure(lab, variant, case, options):
         side.qmp.get_events()
         side.qmp.clear_events()
         side.cmd("migrate", uri=f"file:{snapshot}")
-        at = {}
+        at: dict[str, int] = {}
         while not {"completed", "failed"} & set(at):
             event = side.qmp.pull_event(wait=TIMEOUT_S)
             if not event:
@@ -196,23 +198,25 @@ def show(results):
 
 
 def run(options):
-    about, results = bench.about(), []
-    program = compiled(PROTECT)
+    about = bench.about()
+    results: list[Figures] = []
+    protect = compiled(PROTECT)
+    place: Lab | Host
     if options.lab:
         # The guest, its snapshot, and what stock QEMU makes of a memfd.
-        program = program.relative_to(ROOT)
-        place = Lab(name="bench", memory_mb=1024 * max(options.sizes) * 2 + 2048, extra=[str(program)])
+        protect = protect.relative_to(ROOT)
+        place = Lab(name="bench", memory_mb=1024 * max(options.sizes) * 2 + 2048, extra=[str(protect)])
     else:
         place = Host(options.accel)
     with place as lab:
-        ways = protect_ways(lab, program, options)
+        ways = protect_ways(lab, protect, options)
         for case in cases(options):
             free = lab.run("cat /proc/meminfo", check=True).output
-            available_mib = int(re.search(r"MemAvailable:\s+(\d+)", free)[1]) >> 10
+            available_mib = int(search(r"MemAvailable:\s+(\d+)", free)[1]) >> 10
             if available_mib < case["guest_mib"] * 1.5 + 512:
                 say(f"{name_of(case)}: left out, there are {available_mib} MiB")
                 continue
-            runs = {variant: [] for variant in VARIANTS}
+            runs: dict[str, list[Figures]] = {variant: [] for variant in VARIANTS}
             for n in range(options.rounds):
                 for variant in VARIANTS[::-1 if n % 2 else 1]:
                     runs[variant].append(measure(lab, variant, case, options))

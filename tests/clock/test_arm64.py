@@ -170,8 +170,8 @@ def test_pause(lab, one_offset, adjvtime):
 
 @on_aarch64("source", [True, False])
 def test_one_offset_on_one_side_alone(lab, source):
-    options = {"source_options" if source else "destination_options": ONE_OFFSET}
-    with CounterPair(lab, capabilities=("return-path",), **options) as pair:
+    with CounterPair(lab, capabilities=("return-path",), source_options=ONE_OFFSET if source else (),
+                     destination_options=() if source else ONE_OFFSET) as pair:
         is_refused(pair, f"property kvm-counter-offset is {'on' if source else 'off'} on the source")
 
 

@@ -40,7 +40,7 @@ def migrate(lab, mode, options):
         source.cmd("migrate-set-parameters", max_postcopy_bandwidth=MAX_POSTCOPY_BANDWIDTH_BYTES_PER_S)
         destination.cmd("migrate-incoming", uri=URI)
         source.wait_event("ready")
-        boot = source.report().first("boot")
+        boot = source.report().the("boot")
         say(f"exits {mode}: pre-copy for {PRECOPY_S} s while {boot['cpus']} vCPUs write "
             f"{boot['test_pages'] * 4 >> 10} MiB")
         pair.start(URI, bandwidth=MAX_BANDWIDTH_BYTES_PER_S)
@@ -72,7 +72,7 @@ def migrate(lab, mode, options):
 def figures(mode, boot, src, dst, report, pass1, pass2):
     touches = sorted(t for cpu in pass1 for t in cpu)
     present = sorted(t for cpu in pass2 for t in cpu)
-    threshold = max(THRESHOLD_MEDIANS * quantile(present, 50), THRESHOLD_US)
+    threshold = max(THRESHOLD_MEDIANS * (quantile(present, 50) or 0), THRESHOLD_US)
     waited = [t for t in touches if t > threshold]
     faults = dst.get("postcopy-faults")
     served = faults and faults["exits"] + faults["uffd"]

@@ -204,7 +204,8 @@ def migrate(source, destination, tape, directory, capabilities, way):
 
 def events(tape):
     """What has happened, with all that was sent at once after some requests."""
-    merged, requests = [], 0
+    merged: list[tuple[str, int, bytes]] = []
+    requests = 0
     for what, channel, data in tape.events:
         if what == "destination" and asks(data):
             requests += 1

@@ -8,7 +8,7 @@
     guest       the payload; linux_guest, linux_pair: Linux in its place
     clocks      what a migration does to a guest's clocks; counters: to those of arm64
     qtest       QEMU's test protocol
-    program     what programs have in common
+    program     what programs have in common; text: what is found in text
 
 tests/lab/lab is the command line of the first-level machine.
 """

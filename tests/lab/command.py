@@ -8,7 +8,7 @@ from tests.lab import lab
 from tests.lab.initramfs import BuildError
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(prog="tests/lab/lab", description=__doc__)
     parser.add_argument("--arch", choices=lab.MACHINES, default="x86_64")
     parser.add_argument("--cpus", type=int, default=2)
@@ -26,14 +26,14 @@ def main():
         sys.exit("lab: error: no terminal; for scripts there is: lab run COMMAND")
     machine = lab.Lab(name=args.what, cpus=args.cpus, memory_mb=args.memory, hugepages=args.hugepages,
                       append=args.append, shell=args.what == "shell", arch=args.arch)
-    rc = 0
+    rc: int | None = 0
     saved = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
     try:
         with machine:
             if args.what == "shell":
-                machine.process.wait()
+                machine.wait()
             else:
-                def show(data):
+                def show(data: bytes) -> None:
                     sys.stdout.buffer.write(data)
                     sys.stdout.buffer.flush()
                 rc = machine.run(args.command, timeout=args.timeout, on_output=show).rc

@@ -11,9 +11,12 @@ import re
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from tests.lab.paths import BUILD, LAB, ROOT, TESTED, below, qemu
+from tests.lab.text import search
 
 CROSS = {"x86_64": "", "aarch64": "aarch64-linux-gnu-"}
 # What QEMU's pc, q35 and virt machines read.
@@ -33,14 +36,14 @@ class BuildError(Exception):
     pass
 
 
-def tool(*argv):
+def tool(*argv: str | Path) -> str:
     p = subprocess.run(argv, capture_output=True, text=True)
     if p.returncode:
         raise BuildError(f"{' '.join(map(str, argv))} failed: {p.stderr.strip()}")
     return p.stdout
 
 
-def compiled(source, arch="x86_64"):
+def compiled(source: Path, arch: str = "x86_64") -> Path:
     """The static program of one C source file of ours, in build/lab/bin."""
     out = BUILD / "lab" / below("bin", arch) / source.stem
     if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
@@ -51,7 +54,7 @@ def compiled(source, arch="x86_64"):
     return out
 
 
-def stripped(path, arch):
+def stripped(path: Path, arch: str) -> Path:
     """A copy without symbols, kept until the file changes."""
     st = path.stat()
     key = f"{str(path.resolve()).strip('/').replace('/', '%')}-{st.st_size}-{st.st_mtime_ns}"
@@ -67,13 +70,13 @@ def stripped(path, arch):
     return out
 
 
-def _libraries(path, arch):
+def _libraries(path: Path, arch: str) -> dict[str, Path]:
     """Shared libraries of a program, with the loader: {path in the archive: file}; none if it is
     static."""
     if arch != "x86_64":
         return _foreign_libraries(path, arch, {})
     p = subprocess.run(["ldd", path], capture_output=True, text=True)
-    libs = {}
+    libs: dict[str, Path] = {}
     for line in p.stdout.splitlines():
         if "not found" in line:
             raise BuildError(f"{path} needs a library that is not installed: {line.strip()}")
@@ -82,12 +85,12 @@ def _libraries(path, arch):
 
 
 @functools.cache
-def _packages(arch):
+def _packages(arch: str) -> Path:
     """The directory with that architecture's packages."""
     return Path(tool(ROOT / "scripts" / "fetch", arch).strip())
 
 
-def _foreign_libraries(path, arch, found):
+def _foreign_libraries(path: Path, arch: str, found: dict[str, Path]) -> dict[str, Path]:
     """What ldd would tell, in the directories of the cross compiler and of scripts/fetch."""
     triplet = f"{arch}-linux-gnu"
     dirs = [Path(f"/usr/{triplet}/lib"), *(_packages(arch) / top / triplet for top in ("usr/lib", "lib"))]
@@ -101,67 +104,66 @@ def _foreign_libraries(path, arch, found):
     return found
 
 
-def _is_elf(path):
+def _is_elf(path: Path) -> bool:
     with open(path, "rb") as f:
         return f.read(4) == b"\x7fELF"
 
 
-def firmware_dirs(arch="x86_64"):
+def firmware_dirs(arch: str = "x86_64") -> list[str]:
     """QEMU's --firmwarepath."""
     header = BUILD / below("fork", arch) / "config-host.h"
     try:
-        line = re.search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", header.read_text(), re.M)
+        line = search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", header.read_text())
     except OSError as e:
         raise BuildError(f"{e}: run make first") from None
     return re.findall('"(.*?)"', line[1])
 
 
 class Cpio:
-    def __init__(self, f):
+    def __init__(self, f: BinaryIO) -> None:
         self.f = f
-        self.seen = set()
+        self.seen: set[str] = set()
         self.inode = 0
 
-    def _entry(self, name, mode, data=b"", rdev=(0, 0)):
+    def _entry(self, path: str, mode: int, data: bytes = b"", rdev: tuple[int, int] = (0, 0)) -> None:
         self.inode += 1
-        name = name.encode() + b"\0"
+        name = path.encode() + b"\0"
         fields = (self.inode, mode, 0, 0, 1, 0, len(data), 0, 0, *rdev, len(name), 0)
         head = b"070701" + b"".join(b"%08X" % x for x in fields) + name
         self.f.write(head + bytes(-len(head) % 4))
         self.f.write(data)
         self.f.write(bytes(-len(data) % 4))
 
-    def _add(self, path, mode, **args):
+    def _add(self, path: str, mode: int, data: bytes = b"", rdev: tuple[int, int] = (0, 0)) -> None:
         path = path.strip("/")
         if path in self.seen:
             return
         self.seen.add(path)
         if "/" in path:
             self.directory(os.path.dirname(path))
-        self._entry(path, mode, **args)
+        self._entry(path, mode, data, rdev)
 
-    def directory(self, path):
+    def directory(self, path: str) -> None:
         self._add(path, 0o040755)
 
-    def file(self, path, source):
-        source = Path(source)
+    def file(self, path: str, source: Path) -> None:
         executable = os.access(source, os.X_OK)
         self._add(path, 0o100755 if executable else 0o100644, data=source.read_bytes())
 
-    def text(self, path, text):
+    def text(self, path: str, text: str) -> None:
         self._add(path, 0o100644, data=text.encode())
 
-    def link(self, path, target):
+    def link(self, path: str, target: str) -> None:
         self._add(path, 0o120777, data=target.encode())
 
-    def console(self):
+    def console(self) -> None:
         self._add("dev/console", 0o020600, rdev=(5, 1))
 
-    def end(self):
+    def end(self) -> None:
         self._entry("TRAILER!!!", 0)
 
 
-def _programs(arch):
+def _programs(arch: str) -> Iterator[tuple[str, Path]]:
     """What of build/ goes in: (path below /lab, file)."""
     fork = f"build/{below('fork', arch)}"
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
@@ -179,7 +181,7 @@ def _programs(arch):
             yield f"build/lab/{below('bin', arch)}/{source.stem}", compiled(source, arch)
 
 
-def _busybox(arch):
+def _busybox(arch: str) -> tuple[Path, list[str]]:
     """The static program, and the names of its applets."""
     ours = Path("/bin/busybox")
     if not ours.exists() or _libraries(ours, "x86_64"):
@@ -191,7 +193,7 @@ def _busybox(arch):
     return ours, applets
 
 
-def build(out, extra=(), arch="x86_64"):
+def build(out: Path, extra: Iterable[str] = (), arch: str = "x86_64") -> None:
     """Write the archive to out. extra: more files of the checkout, by their path in it, and
     programs of the host, by their absolute path."""
     if not (ROOT / qemu(arch)).exists():
@@ -199,7 +201,7 @@ def build(out, extra=(), arch="x86_64"):
     busybox, applets = _busybox(arch)
 
     files = [(f"lab/{name}", p) for name, p in _programs(arch) if p.is_file()]
-    files += [(str(e) if os.path.isabs(e) else f"lab/{e}", ROOT / e) for e in extra]
+    files += [(e if os.path.isabs(e) else f"lab/{e}", ROOT / e) for e in extra]
     out.parent.mkdir(parents=True, exist_ok=True)
     (BUILD / "lab").mkdir(exist_ok=True)
     # One at a time makes the stripped copies.

@@ -23,7 +23,7 @@ COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general pro
                         r"[Cc]locksource.*unstable")
 
 
-def build():
+def build() -> None:
     """Both files, made anew where what they are made of is newer."""
     deb = Path(initramfs.tool(ROOT / "scripts" / "fetch", "cloud").strip())
     kernel = ROOT / KERNEL
@@ -45,7 +45,8 @@ def build():
         archive.end()
 
 
-def arguments(report, log, cpus=1, memory_mb=160, machine="pc", append="", reboot=False, **parameters):
+def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machine: str = "pc", append: str = "",
+              reboot: bool = False, **parameters: int | str) -> list[str]:
     """report, log: files for what init.c tells and for the kernel's log; reboot: a reset does not
     end QEMU. Parameters: see init.c."""
     # On a busy host the TSC looks unstable while the guest boots
@@ -64,7 +65,7 @@ def arguments(report, log, cpus=1, memory_mb=160, machine="pc", append="", reboo
 class Report:
     """What init.c has said: lines of counters, and what was bad."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         lines = text.split("\n")[:-1]       # the last one is not complete
         self.boots = lines.count("ready")
         self.bad = [line for line in lines if line.startswith("bad")]

@@ -13,11 +13,11 @@ FORK = BUILD / "fork"
 TESTED = os.environ.get("TESTED", "fork")
 
 
-def below(name, arch):
+def below(name: str, arch: str) -> str:
     """A directory of build/ for an architecture: fork, fork-aarch64."""
     return name if arch == "x86_64" else f"{name}-{arch}"
 
 
-def qemu(arch, name="fork"):
+def qemu(arch: str, name: str = "fork") -> str:
     """Path of a QEMU, in the checkout and below /lab."""
     return f"build/{below(name, arch)}/qemu-system-{arch}"

@@ -3,6 +3,8 @@
 import signal
 import sys
 import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
 
 from qemu.qmp import QMPError
 
@@ -16,23 +18,24 @@ class ProgramError(Exception):
     """What the program is for could not be done."""
 
 
-def say(text):
+def say(text: str) -> None:
     print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
-def quantile(values, percent):
+def quantile(values: Sequence[float], percent: int) -> float | None:
     """Of sorted values, the one below which so many per cent lie; None if there are none."""
     return values[min(len(values) - 1, len(values) * percent // 100)] if values else None
 
 
-def aligned(rows):
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines of a table: the first column from the left, all others to the right."""
+    rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) if i else cell.ljust(width)
                       for i, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
 
 
-def main(name, run, options):
+def main(name: str, run: Callable[[Namespace], int | None], options: Namespace) -> None:
     """End with what run(options) returns as exit status, or with one line if it fails or is interrupted."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

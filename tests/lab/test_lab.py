@@ -183,7 +183,7 @@ def test_no_machine_outlives_its_driver(sig, rc):
     # A shell starts what it puts in the background with SIGINT ignored, which is inherited.
     with subprocess.Popen([CLI, "run", "echo up; sleep 1000"], stdout=subprocess.PIPE, text=True,
                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as p:
-        assert p.stdout.readline() == "up\n"
+        assert p.stdout and p.stdout.readline() == "up\n"
         qemu, = children(p.pid)
         assert Path(f"/proc/{qemu}/comm").read_text().startswith("qemu-system")
         ended = os.pidfd_open(qemu)

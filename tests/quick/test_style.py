@@ -36,3 +36,7 @@ def test_patch(patch):
 
 def test_ruff():
     run(sys.executable, "-m", "ruff", "check", "--quiet")
+
+
+def test_mypy():
+    run(sys.executable, "-m", "mypy", "--no-error-summary")

@@ -50,7 +50,11 @@ def test_cancel_a_stuck_snapshot(lab):
         machine.start(STUCK)
         machine.wait_running()
         # All vCPUs come to write what is not saved.
-        until(lambda: machine.touches() == (time.sleep(1), machine.touches())[1], "the guest waits")
+        def waits():
+            before = machine.touches()
+            time.sleep(1)
+            return machine.touches() == before
+        until(waits, "the guest waits")
         machine.side.cmd("migrate_cancel")
         machine.assert_goes_on()
         assert not machine.protected()

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What was never there, or is not there any more, is neither read nor kept."""
-import re
 import time
 
 import pytest
@@ -8,12 +7,13 @@ import pytest
 from tests.lab.pair import MIB, STOCK, until
 from tests.lab.qtest import Balloon, Qtest
 from tests.lab.snapshot import BACKENDS, SNAPSHOT, Machine
+from tests.lab.text import search
 
 EMPTY_MB = 512
 
 
 def free_huge_pages(lab):
-    return int(re.search(r"HugePages_Free:\s*(\d+)", lab.run("cat /proc/meminfo").output)[1])
+    return int(search(r"HugePages_Free:\s*(\d+)", lab.run("cat /proc/meminfo").output)[1])
 
 
 def test_unit(lab):
@@ -122,7 +122,7 @@ def test_swapped_pages_are_data(lab):
         with Machine(lab, memory_mb=64, mem=16) as machine:
             machine.side.cmd("stop")
             lab.run(f"build/lab/bin/pageout $(cat {machine.side.pidfile})", check=True)
-            swapped_kib = int(re.search(r"VmSwap:\s*(\d+)", machine.proc("status"))[1])
+            swapped_kib = int(search(r"VmSwap:\s*(\d+)", machine.proc("status"))[1])
             assert swapped_kib > 8 << 10
             machine.side.cmd("cont")
             machine.take()
