@@ -34,6 +34,16 @@ def test_patch(patch):
     run("build/src/scripts/checkpatch.pl", "--no-tree", "--terse", "-q", patch)
 
 
+def shell_scripts():
+    files = [ROOT / name for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines()]
+    return [file for file in files if file.is_file()
+            and (file.suffix == ".sh" or file.read_bytes().startswith(b"#!/bin/sh"))]
+
+
+def test_shellcheck():
+    run("shellcheck", *shell_scripts())
+
+
 def test_ruff():
     run(sys.executable, "-m", "ruff", "check", "--quiet")
 
