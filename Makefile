@@ -38,7 +38,7 @@ inject: build    ## build the fork with points at which tests hold and fail its 
 
 guest: build     ## build the guest payload, the Linux guest and the raw KVM bench: build/guest, build/bench
 	@$(MAKE) -s -C tests/guest ARCH=$(ARCH) O=$(CURDIR)/build/guest$(S)
-	@$(if $(S),,build/venv/bin/python tests/linux-guest/linux_guest.py)
+	@$(if $(S),,build/venv/bin/python tests/lab/linux_guest.py)
 	@$(MAKE) -s -C tests/bench/demand-paging $(if $(S),CROSS=aarch64-linux-gnu-) O=$(CURDIR)/build/bench$(S)
 
 kernel:          ## build the lab's Linux, once for all clones

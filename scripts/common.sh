@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 # Sourced by the scripts beside it. They run with the checkout as $ROOT.
+# shellcheck shell=sh disable=SC2034 # variables are for those
 set -eu
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd -P)
@@ -39,7 +40,7 @@ lock() {
 # '-' (the others: bookworm-updates, bookworm-security). Before the first apt-get update only
 # the suite's name is known.
 debian_mirror() {
-    # shellcheck disable=SC2016
+    # shellcheck disable=SC2016 # apt expands the first, awk the others
     m=$(apt-get indextargets --format '$(ORIGIN)|$(CODENAME)|$(RELEASE)|$(REPO_URI)' 2>/dev/null |
         awk -F'|' '
             $1 == "Debian" && $2 !~ /-/ { print $4; found = 1; exit }

@@ -11,22 +11,13 @@ import re
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-LAB = Path(__file__).resolve().parent
-ROOT = LAB.parent.parent
-BUILD = ROOT / "build"
+from tests.lab.paths import BUILD, LAB, ROOT, TESTED, below, qemu
+from tests.lab.text import search
 
-FORK = BUILD / "fork"
-# Of scripts/setup: the build that takes the fork's place in the tests, "asan" for example.
-TESTED = os.environ.get("TESTED", "fork")
-# Where a sanitizer's build reports, which then goes on, and the environment that lets it. QEMU frees little
-# when it ends, and aborts by itself.
-REPORTS = "/tmp/sanitizer"
-SANITIZED = {
-    "asan": f"ASAN_OPTIONS=log_path={REPORTS}:detect_leaks=0:handle_abort=0",
-    "tsan": f"TSAN_OPTIONS=log_path={REPORTS}:exitcode=0:history_size=4:report_signal_unsafe=0",
-}.get(TESTED, "")
 CROSS = {"x86_64": "", "aarch64": "aarch64-linux-gnu-"}
 # What QEMU's pc, q35 and virt machines read.
 FIRMWARE = {
@@ -41,39 +32,29 @@ FIRMWARE = {
 ONLY_X86 = ("clock-difference", "tsc-khz")
 
 
-def below(name, arch):
-    """A directory of build/ for an architecture: fork, fork-aarch64."""
-    return name if arch == "x86_64" else f"{name}-{arch}"
-
-
-def qemu(arch, name="fork"):
-    """Path of a QEMU, in the checkout and below /lab."""
-    return f"build/{below(name, arch)}/qemu-system-{arch}"
-
-
 class BuildError(Exception):
     pass
 
 
-def _tool(*argv):
+def tool(*argv: str | Path) -> str:
     p = subprocess.run(argv, capture_output=True, text=True)
     if p.returncode:
         raise BuildError(f"{' '.join(map(str, argv))} failed: {p.stderr.strip()}")
     return p.stdout
 
 
-def compiled(source, arch="x86_64"):
+def compiled(source: Path, arch: str = "x86_64") -> Path:
     """The static program of one C source file of ours, in build/lab/bin."""
     out = BUILD / "lab" / below("bin", arch) / source.stem
     if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
         out.parent.mkdir(parents=True, exist_ok=True)
         tmp = out.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-        _tool(f"{CROSS[arch]}gcc", "-O2", "-Wall", "-Wextra", "-static", "-pthread", "-o", tmp, source)
+        tool(f"{CROSS[arch]}gcc", "-O2", "-Wall", "-Wextra", "-static", "-pthread", "-o", tmp, source)
         tmp.rename(out)
     return out
 
 
-def _stripped(path, arch):
+def stripped(path: Path, arch: str) -> Path:
     """A copy without symbols, kept until the file changes."""
     st = path.stat()
     key = f"{str(path.resolve()).strip('/').replace('/', '%')}-{st.st_size}-{st.st_mtime_ns}"
@@ -84,18 +65,18 @@ def _stripped(path, arch):
             old.unlink(missing_ok=True)
         with tempfile.NamedTemporaryFile(dir=out.parent, delete=False) as f:
             pass
-        _tool(f"{CROSS[arch]}strip", "-o", f.name, path)
+        tool(f"{CROSS[arch]}strip", "-o", f.name, path)
         os.rename(f.name, out)
     return out
 
 
-def _libraries(path, arch):
+def _libraries(path: Path, arch: str) -> dict[str, Path]:
     """Shared libraries of a program, with the loader: {path in the archive: file}; none if it is
     static."""
     if arch != "x86_64":
         return _foreign_libraries(path, arch, {})
     p = subprocess.run(["ldd", path], capture_output=True, text=True)
-    libs = {}
+    libs: dict[str, Path] = {}
     for line in p.stdout.splitlines():
         if "not found" in line:
             raise BuildError(f"{path} needs a library that is not installed: {line.strip()}")
@@ -104,16 +85,16 @@ def _libraries(path, arch):
 
 
 @functools.cache
-def _packages(arch):
+def _packages(arch: str) -> Path:
     """The directory with that architecture's packages."""
-    return Path(_tool(ROOT / "scripts" / "fetch", arch).strip())
+    return Path(tool(ROOT / "scripts" / "fetch", arch).strip())
 
 
-def _foreign_libraries(path, arch, found):
+def _foreign_libraries(path: Path, arch: str, found: dict[str, Path]) -> dict[str, Path]:
     """What ldd would tell, in the directories of the cross compiler and of scripts/fetch."""
     triplet = f"{arch}-linux-gnu"
     dirs = [Path(f"/usr/{triplet}/lib"), *(_packages(arch) / top / triplet for top in ("usr/lib", "lib"))]
-    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", _tool("readelf", "-d", path)):
+    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-d", path)):
         if f"/lib/{name}" not in found:
             file = next((d / name for d in dirs if (d / name).exists()), None)
             if not file:
@@ -123,67 +104,66 @@ def _foreign_libraries(path, arch, found):
     return found
 
 
-def _is_elf(path):
+def _is_elf(path: Path) -> bool:
     with open(path, "rb") as f:
         return f.read(4) == b"\x7fELF"
 
 
-def firmware_dirs(arch="x86_64"):
+def firmware_dirs(arch: str = "x86_64") -> list[str]:
     """QEMU's --firmwarepath."""
     header = BUILD / below("fork", arch) / "config-host.h"
     try:
-        line = re.search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", header.read_text(), re.M)
+        line = search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", header.read_text())
     except OSError as e:
         raise BuildError(f"{e}: run make first") from None
     return re.findall('"(.*?)"', line[1])
 
 
-class _Cpio:
-    def __init__(self, f):
+class Cpio:
+    def __init__(self, f: BinaryIO) -> None:
         self.f = f
-        self.seen = set()
+        self.seen: set[str] = set()
         self.inode = 0
 
-    def _entry(self, name, mode, data=b"", rdev=(0, 0)):
+    def _entry(self, path: str, mode: int, data: bytes = b"", rdev: tuple[int, int] = (0, 0)) -> None:
         self.inode += 1
-        name = name.encode() + b"\0"
+        name = path.encode() + b"\0"
         fields = (self.inode, mode, 0, 0, 1, 0, len(data), 0, 0, *rdev, len(name), 0)
         head = b"070701" + b"".join(b"%08X" % x for x in fields) + name
         self.f.write(head + bytes(-len(head) % 4))
         self.f.write(data)
         self.f.write(bytes(-len(data) % 4))
 
-    def _add(self, path, mode, **args):
+    def _add(self, path: str, mode: int, data: bytes = b"", rdev: tuple[int, int] = (0, 0)) -> None:
         path = path.strip("/")
         if path in self.seen:
             return
         self.seen.add(path)
         if "/" in path:
             self.directory(os.path.dirname(path))
-        self._entry(path, mode, **args)
+        self._entry(path, mode, data, rdev)
 
-    def directory(self, path):
+    def directory(self, path: str) -> None:
         self._add(path, 0o040755)
 
-    def file(self, path, source):
-        source = Path(source)
+    def file(self, path: str, source: Path) -> None:
         executable = os.access(source, os.X_OK)
         self._add(path, 0o100755 if executable else 0o100644, data=source.read_bytes())
 
-    def text(self, path, text):
+    def text(self, path: str, text: str) -> None:
         self._add(path, 0o100644, data=text.encode())
 
-    def link(self, path, target):
+    def link(self, path: str, target: str) -> None:
         self._add(path, 0o120777, data=target.encode())
 
-    def console(self):
+    def console(self) -> None:
         self._add("dev/console", 0o020600, rdev=(5, 1))
 
-    def end(self):
+    def end(self) -> None:
         self._entry("TRAILER!!!", 0)
 
 
-def _programs(arch):
+def _programs(arch: str) -> Iterator[tuple[str, Path]]:
     """What of build/ goes in: (path below /lab, file)."""
     fork = f"build/{below('fork', arch)}"
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
@@ -201,19 +181,19 @@ def _programs(arch):
             yield f"build/lab/{below('bin', arch)}/{source.stem}", compiled(source, arch)
 
 
-def _busybox(arch):
+def _busybox(arch: str) -> tuple[Path, list[str]]:
     """The static program, and the names of its applets."""
     ours = Path("/bin/busybox")
     if not ours.exists() or _libraries(ours, "x86_64"):
         raise BuildError("no static /bin/busybox: scripts/deps lab")
-    applets = _tool(ours, "--list").split()
+    applets = tool(ours, "--list").split()
     if arch != "x86_64":
         packages = _packages(arch)
         ours = next(p for p in (packages / "bin/busybox", packages / "usr/bin/busybox") if p.exists())
     return ours, applets
 
 
-def build(out, extra=(), arch="x86_64"):
+def build(out: Path, extra: Iterable[str] = (), arch: str = "x86_64") -> None:
     """Write the archive to out. extra: more files of the checkout, by their path in it, and
     programs of the host, by their absolute path."""
     if not (ROOT / qemu(arch)).exists():
@@ -221,13 +201,13 @@ def build(out, extra=(), arch="x86_64"):
     busybox, applets = _busybox(arch)
 
     files = [(f"lab/{name}", p) for name, p in _programs(arch) if p.is_file()]
-    files += [(str(e) if os.path.isabs(e) else f"lab/{e}", ROOT / e) for e in extra]
+    files += [(e if os.path.isabs(e) else f"lab/{e}", ROOT / e) for e in extra]
     out.parent.mkdir(parents=True, exist_ok=True)
     (BUILD / "lab").mkdir(exist_ok=True)
     # One at a time makes the stripped copies.
     with open(BUILD / "lab" / ".lock", "w") as lock, open(out, "wb") as f:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        c = _Cpio(f)
+        c = Cpio(f)
         for d in ("dev", "proc", "sys", "tmp", "root", "lab", "var/tmp"):
             c.directory(d)
         c.console()
@@ -241,10 +221,10 @@ def build(out, extra=(), arch="x86_64"):
         for name, path in files:
             elf = _is_elf(path)
             for lib, file in _libraries(path, arch).items() if elf else ():
-                c.file(lib, _stripped(file, arch))
+                c.file(lib, stripped(file, arch))
             # Guest payloads may be ELF files of which QEMU needs all.
             strip = elf and not name.startswith("lab/build/guest")
-            c.file(name, _stripped(path, arch) if strip else path)
+            c.file(name, stripped(path, arch) if strip else path)
         dirs = firmware_dirs(arch)
         for name in FIRMWARE[arch]:
             for d in dirs:

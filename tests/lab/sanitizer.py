@@ -9,9 +9,17 @@ one of the accesses. All are kept in build/lab/sanitizer.
 """
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
-from initramfs import BUILD, ROOT, TESTED
+from tests.lab.paths import BUILD, ROOT, TESTED
+
+# Where QEMU reports, which then goes on, and the environment that lets it. It frees little when it ends.
+REPORTS = "/tmp/sanitizer"
+ENVIRONMENT = {
+    "asan": f"ASAN_OPTIONS=log_path={REPORTS}:detect_leaks=0:handle_abort=0",
+    "tsan": f"TSAN_OPTIONS=log_path={REPORTS}:exitcode=0:history_size=4:report_signal_unsafe=0",
+}.get(TESTED, "")
 
 REPORT = re.compile(r"(?:ERROR|WARNING): (?:Address|Thread)Sanitizer.*?(?=\n=====|\Z)", re.DOTALL)
 FRAME = re.compile(r"(#\d+ ).*\((qemu-system-\w+)\+(0x[0-9a-f]+)\)")
@@ -22,30 +30,30 @@ ACCESS = re.compile(r"^ *(?:Previous )?(?:[Aa]tomic )?(?:[Rr]ead|[Ww]rite) of si
 KNOWN = {"cpus_kick_thread", "kvm_exit_on_missing_kick"}
 
 
-def ours():
+def ours() -> set[str]:
     """Names of our files, without their directories."""
     listed = subprocess.run([ROOT / "scripts" / "overlay", "list"], stdout=subprocess.PIPE, text=True, check=True)
     return {Path(line).name for line in listed.stdout.split()}
 
 
-def named(text):
+def named(text: str) -> str:
     """With functions and lines in the frames of QEMU."""
     places = sorted({m[3] for m in FRAME.finditer(text)})
     if not places:
         return text
     names = subprocess.run(["addr2line", "-f", "-p", "-s", "-e", BUILD / TESTED / "qemu-system-x86_64", *places],
                            stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-    of = dict(zip(places, names))
+    of = dict(zip(places, names, strict=True))
     return FRAME.sub(lambda m: m[1] + of[m[3]], text)
 
 
-def accessors(report):
+def accessors(report: str) -> Iterator[tuple[str, str]]:
     """(function, file) of the two innermost frames of each access."""
     for access in ACCESS.findall(report):
         yield from re.findall(r"#\d+ (\w+) at (\S+?):", access)[:2]
 
 
-def failures(text, name):
+def failures(text: str, name: str) -> list[str]:
     """Of all reports of a test."""
     reports = [named(report) for report in REPORT.findall(text)]
     if reports:

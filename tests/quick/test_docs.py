@@ -9,8 +9,9 @@ from urllib.parse import unquote
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-QEMU = ROOT / "build" / "src"
+from tests.lab.paths import BUILD, ROOT
+
+QEMU = BUILD / "src"
 COLUMNS = 100
 
 FENCE = re.compile(r"\s*(```|~~~)")
@@ -38,7 +39,8 @@ def docs():
 @cache
 def parts(name):
     """[(number, line)] of prose, and of code blocks."""
-    prose, code = [], []
+    prose: list[tuple[int, str]] = []
+    code: list[tuple[int, str]] = []
     fenced = False
     for number, line in enumerate((ROOT / name).read_text().split("\n"), 1):
         if FENCE.match(line):
@@ -55,7 +57,7 @@ def text(name):
 @cache
 def anchors(name):
     """As GitHub makes them of headings."""
-    found = []
+    found: list[str] = []
     for _, line in parts(name)[0]:
         if heading := re.match(r"#+ +(.*)", line):
             words = re.sub(r"\]\([^)]*\)", "", heading[1]).lower()
@@ -87,8 +89,7 @@ def test_links(name):
         path, _, anchor = target.partition("#")
         to = (ROOT / name).parent / path if path else ROOT / name
         to = to.resolve()
-        to = to.relative_to(ROOT) if to.is_relative_to(ROOT) else None
-        if to not in files():
+        if not to.is_relative_to(ROOT) or (to := to.relative_to(ROOT)) not in files():
             wrong.append(f"{target}: no such file")
         elif anchor and (to.suffix != ".md" or anchor not in anchors(str(to))):
             wrong.append(f"{target}: no such heading")

@@ -2,13 +2,12 @@
 """Our unit tests, as they are built, under ThreadSanitizer, and with a rule broken on purpose."""
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-FORK = ROOT / "build/fork"
-SRC = ROOT / "build/src"
+from tests.lab.paths import BUILD, FORK
+
+SRC = BUILD / "src"
 # The test, and what of QEMU it tests.
 SOURCES = {
     "test-postcopy-request": ["migration/postcopy-request.c", "migration/postcopy-meter.c"],

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from machine import Machine
-from pair import INJECT, until
+from tests.lab.pair import INJECT, until
+from tests.lab.snapshot import Machine
 
 # Where the thread that writes the snapshot is when migrate_cancel comes.
 POINTS = [

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The next snapshot comes while QEMU still cleans up after the one before."""
 import pytest
-
-from machine import Machine
-from pair import INJECT, until
 from qemu.qmp import ExecuteError
+
+from tests.lab.pair import INJECT, until
+from tests.lab.snapshot import Machine
 
 
 def test_completed_is_the_end(lab):

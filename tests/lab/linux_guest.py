@@ -9,26 +9,23 @@ It knows nothing of migration and does not take part in it.
 """
 import re
 import subprocess
-import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "lab"))
-
-import initramfs  # noqa: E402
+from tests.lab import initramfs
+from tests.lab.paths import ROOT
 
 KERNEL = "build/guest/linux.kernel"
 INITRD = "build/guest/linux.initrd"
+SOURCE = ROOT / "tests/linux-guest/init.c"
 # What must not be in the guest's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault|"
                         r"blocked for more than|soft lockup|hard LOCKUP|rcu.*stall|segfault|"
                         r"[Cc]locksource.*unstable")
 
 
-def build():
+def build() -> None:
     """Both files, made anew where what they are made of is newer."""
-    deb = Path(initramfs._tool(ROOT / "scripts" / "fetch", "cloud").strip())
+    deb = Path(initramfs.tool(ROOT / "scripts" / "fetch", "cloud").strip())
     kernel = ROOT / KERNEL
     stamp = kernel.with_suffix(".from")
     kernel.parent.mkdir(parents=True, exist_ok=True)
@@ -38,17 +35,18 @@ def build():
                                stdout=subprocess.PIPE, check=True)
         kernel.write_bytes(image.stdout)
         stamp.write_text(deb.name)
-    program = initramfs.compiled(HERE / "init.c")
+    program = initramfs.compiled(SOURCE)
     with open(ROOT / INITRD, "wb") as f:
-        archive = initramfs._Cpio(f)
+        archive = initramfs.Cpio(f)
         for d in ("dev", "proc", "sys"):
             archive.directory(d)
         archive.console()
-        archive.file("init", initramfs._stripped(program, "x86_64"))
+        archive.file("init", initramfs.stripped(program, "x86_64"))
         archive.end()
 
 
-def arguments(report, log, cpus=1, memory_mb=160, machine="pc", append="", reboot=False, **parameters):
+def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machine: str = "pc", append: str = "",
+              reboot: bool = False, **parameters: int | str) -> list[str]:
     """report, log: files for what init.c tells and for the kernel's log; reboot: a reset does not
     end QEMU. Parameters: see init.c."""
     # On a busy host the TSC looks unstable while the guest boots
@@ -67,7 +65,7 @@ def arguments(report, log, cpus=1, memory_mb=160, machine="pc", append="", reboo
 class Report:
     """What init.c has said: lines of counters, and what was bad."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         lines = text.split("\n")[:-1]       # the last one is not complete
         self.boots = lines.count("ready")
         self.bad = [line for line in lines if line.startswith("bad")]

@@ -12,15 +12,29 @@ guest run on and check all its memory. If the body fails, what the QEMUs and the
 import contextlib
 import re
 import shutil
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
 
-import guest
-from initramfs import BUILD
-from lab import CommandFailed, LabError
-from pair import FORK, Side, until
-from qtest import Qtest
+from tests.lab import guest
+from tests.lab.lab import CommandFailed, LabError, Place
+from tests.lab.pair import FORK, Side, until
+from tests.lab.paths import BUILD
+from tests.lab.qtest import Qtest
 
 SNAPSHOT = "/tmp/snapshot"
 ENDED = ("completed", "failed", "cancelled")
+# Of a directory: each QEMU has a file of its own.
+FILE = "memory-backend-file,mem-path=/dev/{},share={}"
+BACKENDS = {
+    "anonymous": None,
+    "anonymous-shared": "memory-backend-ram,share=on",
+    "memfd": "memory-backend-memfd",
+    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+    "shmem-file": FILE.format("shm", "on"),
+    "shmem-file-private": FILE.format("shm", "off"),
+    "hugetlb-file-private": FILE.format("hugepages", "off"),
+}
 
 
 class Machine:
@@ -28,8 +42,9 @@ class Machine:
     words of both command lines, taker: of the first one's; wrapper: words before it; other
     options: as for guest.arguments()."""
 
-    def __init__(self, lab, qemu=FORK, backend=None, memory_mb=64, cpus=4, machine="pc",
-                 capabilities=(), arguments=(), taker=(), wrapper=(), **options):
+    def __init__(self, lab: Place, qemu: str = FORK, backend: str | None = None, memory_mb: int = 64, cpus: int = 4,
+                 machine: str = "pc", capabilities: Sequence[str] = (), arguments: Sequence[str] = (),
+                 taker: Sequence[str] = (), wrapper: Sequence[str] = (), **options: int | str) -> None:
         self.lab = lab
         self.arguments = list(arguments)
         if backend:
@@ -38,10 +53,10 @@ class Machine:
         self.options = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus,
                         "payload": guest.PAYLOAD} | options
         self.capabilities = ("events", *capabilities)
-        self.sides = []
+        self.sides: list[Side] = []
         self._start = (qemu, list(taker), tuple(wrapper))
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         qemu, arguments, wrapper = self._start
         try:
             self.side = self._side("source", qemu, arguments, wrapper)
@@ -52,21 +67,22 @@ class Machine:
             raise
         return self
 
-    def _side(self, name, qemu, arguments, wrapper=()):
-        side = Side(self.lab, name, qemu, self.arguments + arguments, self.options, traced=False,
+    def _side(self, name: str, qemu: str, arguments: Sequence[str], wrapper: Sequence[str] = ()) -> Side:
+        side = Side(self.lab, name, qemu, [*self.arguments, *arguments], self.options, traced=False,
                     wrapper=wrapper)
         self.sides.append(side)
         side.connect()
         return side
 
-    def __exit__(self, kind, error, _):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
         for side in self.sides:
             side.end()
         if error:
             error.add_note(self.keep_logs())
         self.lab.run(f"rm -f {SNAPSHOT}")
 
-    def keep_logs(self):
+    def keep_logs(self) -> str:
         to = BUILD / "lab" / "snapshot" / self.lab.name
         shutil.rmtree(to, ignore_errors=True)
         to.mkdir(parents=True)
@@ -76,40 +92,40 @@ class Machine:
                 (to / f"{n}-{side.name}.console").write_bytes(self.lab.read_file(side.console))
         return f"logs of this test's QEMUs and guest: {to}; of L1's kernel: {self.lab.serial_log}"
 
-    def enable(self, *names, side=None):
+    def enable(self, *names: str, side: Side | None = None) -> None:
         (side or self.side).cmd("migrate-set-capabilities",
                                 capabilities=[{"capability": c, "state": True} for c in names])
 
     # Snapshots
 
-    def start(self, uri=f"file:{SNAPSHOT}"):
+    def start(self, uri: str = f"file:{SNAPSHOT}") -> None:
         self.side.qmp.clear_events()
         self.side.cmd("migrate", uri=uri)
 
-    def wait_running(self):
+    def wait_running(self) -> None:
         """Wait until memory is protected and the guest runs on. Before it is stopped for that, the
         snapshot is active and the guest runs, too."""
         until(lambda: any(event["event"] == "RESUME" for event in self.side.qmp.get_events()),
               "the guest has been stopped, and runs on")
 
-    def wait(self, *wanted, timeout=60):
+    def wait(self, *wanted: str, timeout: float = 60) -> dict[str, Any]:
         """Wait for the snapshot's end, which must be as wanted ("completed"); returns query-migrate."""
         wanted = wanted or ("completed",)
 
-        def ended():
+        def ended() -> dict[str, Any] | None:
             self.side.check()
-            info = self.side.cmd("query-migrate")
-            return info["status"] in ENDED and info
+            info: dict[str, Any] = self.side.cmd("query-migrate")
+            return info if info["status"] in ENDED else None
         info = until(ended, f"snapshot {' or '.join(wanted)}", timeout)
         assert info["status"] in wanted, info
         return info
 
-    def take(self, uri=f"file:{SNAPSHOT}", status="completed"):
+    def take(self, uri: str = f"file:{SNAPSHOT}", status: str = "completed") -> dict[str, Any]:
         """Take a snapshot of the running guest; returns query-migrate."""
         self.start(uri)
         return self.wait(status)
 
-    def take_while_written(self):
+    def take_while_written(self) -> dict[str, Any]:
         """As take(), but a vCPU has had to wait; on a busy machine it may not run meanwhile."""
         for _ in range(10):
             info = self.take()
@@ -117,7 +133,7 @@ class Machine:
                 return info
         raise AssertionError("the guest did not write while the snapshots were taken")
 
-    def restore(self, qemu=FORK, capabilities=(), keep=False):
+    def restore(self, qemu: str = FORK, capabilities: Sequence[str] = (), keep: bool = False) -> guest.Report:
         """Restore the snapshot in another QEMU, and let the guest there check its memory.
 
         keep: leave it there, for Qtest."""
@@ -134,27 +150,25 @@ class Machine:
             self.sides.remove(side)
         return report
 
-    def snapshot_bytes(self):
+    def snapshot_bytes(self) -> int:
         return int(self.lab.run(f"stat -c %s {SNAPSHOT}", check=True).output)
 
     # The guest
 
-    def touches(self):
+    def touches(self) -> int:
         """How often the guest has touched 64 pages of its memory."""
-        boot = self.side.report().first("boot")
+        boot = self.side.report().the("boot")
         pages = min(boot["test_pages"], 64)
-        dump = "/tmp/pages"
-        self.side.cmd("pmemsave", val=boot["test_address"], size=pages * 4096, filename=dump)
-        data = self.lab.read_file(dump)
+        data = self.side.memory(boot["test_address"], pages * 4096)
         return sum(int.from_bytes(data[i:i + 4], "little") for i in range(0, len(data), 4096))
 
-    def assert_goes_on(self):
+    def assert_goes_on(self) -> None:
         """The guest runs and touches its memory."""
         assert self.side.cmd("query-status")["status"] == "running"
         before = self.touches()
         until(lambda: self.touches() > before + 64, "the guest goes on")
 
-    def assert_whole(self):
+    def assert_whole(self) -> None:
         """The guest goes on, nothing is protected any more, and its memory is what it must be."""
         self.assert_goes_on()
         assert not self.protected()
@@ -164,21 +178,21 @@ class Machine:
 
     # The process
 
-    def proc(self, name):
+    def proc(self, name: str) -> str:
         return self.lab.run(f"cat /proc/$(cat {self.side.pidfile})/{name}", check=True).output
 
-    def protected(self):
+    def protected(self) -> list[str]:
         """Mappings that are registered with a userfaultfd for write protection."""
         return re.findall(r"^VmFlags:.*\buw\b", self.proc("smaps"), re.M)
 
-    def sleeps_in(self, function, *threads):
+    def sleeps_in(self, function: str, *threads: str) -> bool:
         """Whether all threads of these names sleep in the kernel's function, which begins so."""
         lines = self.lab.run(f"cd /proc/$(cat {self.side.pidfile})/task && for t in *; do "
                              "echo $(cat $t/wchan) $(cat $t/comm); done", check=True).output.splitlines()
         where = {name: wchan for wchan, _, name in (line.partition(" ") for line in lines)}
         return all(where[name].startswith(function) for name in threads)
 
-    def resident_kib(self):
+    def resident_kib(self) -> int:
         """Memory in use, with the tables that map it."""
         fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", self.proc("status"), re.M))
         return sum(int(fields[key]) for key in ("VmRSS", "VmPTE", "VmSwap"))

@@ -13,13 +13,22 @@ import re
 import shlex
 import shutil
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar
 
-import guest
-from initramfs import BUILD, SANITIZED, TESTED, qemu as path_of
-from lab import CommandFailed, LabError
 from qemu.qmp import QMPError, StateError
 from qemu.qmp.legacy import QEMUMonitorProtocol
-from wire import Wire
+
+from tests.lab import guest
+from tests.lab.lab import CommandFailed, LabError, Place, Running
+from tests.lab.paths import BUILD, TESTED
+from tests.lab.paths import qemu as path_of
+from tests.lab.sanitizer import ENVIRONMENT
+from tests.lab.text import search
+from tests.lab.wire import Wire
 
 # Of the lab's architecture
 FORK = TESTED
@@ -47,58 +56,63 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "kvm_arm_guest_time_one_offset", "kvm_arm_guest_time_no_instant")
 
 
-def until(condition, what, timeout=60):
+Seen = TypeVar("Seen")
+
+
+def until(condition: Callable[[], Seen | Literal[False] | None], what: str, timeout: float = 60,
+          pause: float = 0.1) -> Seen:
     """Wait until condition() is true, and return what it returned."""
     end = time.monotonic() + timeout
     while not (result := condition()):
         assert time.monotonic() < end, f"not within {timeout} s: {what}"
-        time.sleep(0.1)
+        time.sleep(pause)
     return result
 
 
-def listens(lab, port):
+def listens(lab: Place, port: int) -> bool:
     return not lab.run(f"grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp").rc
 
 
 class Inject:
     """The points of migration/inject.h in one QEMU."""
 
-    def __init__(self, lab, directory):
+    def __init__(self, lab: Place, directory: str) -> None:
         self.lab = lab
         self.directory = directory
         lab.run(f"rm -rf {directory}; mkdir {directory}", check=True)
 
-    def arm(self, point):
+    def arm(self, point: str) -> None:
         """Let the next thread that comes to the point be held there, or fail there."""
         self.lab.run(f"touch {self.directory}/{point}", check=True)
 
-    def held(self, point):
+    def held(self, point: str) -> bool:
         """Whether a thread is held."""
         return not self.lab.run(f"test -e {self.directory}/{point}.held").rc
 
-    def passed(self, point):
+    def passed(self, point: str) -> bool:
         """Whether a thread has come to the point since arm()."""
         return bool(self.lab.run(f"test -e {self.directory}/{point}").rc)
 
-    def wait_held(self, point):
+    def wait_held(self, point: str) -> None:
         until(lambda: self.held(point), f"a thread at the point {point}")
 
-    def release(self, point):
+    def release(self, point: str) -> None:
         """Let the thread go on; no other one will be held."""
         self.lab.run(f"rm -f {self.directory}/{point} {self.directory}/{point}.held", check=True)
 
 
-class Side:
-    """One QEMU in the lab, with the guest in it."""
+class BaseSide(ABC):
+    """One QEMU in the lab, with a guest in it."""
 
-    def __init__(self, lab, name, qemu, arguments, options, traced=True, wrapper=()):
+    def __init__(self, lab: Place, name: str, qemu: str, arguments: Sequence[str], options: dict[str, Any],
+                 traced: bool = True, wrapper: Sequence[str] = ()) -> None:
         self.lab = lab
         self.name = name
         self.console = f"{lab.tmp}/{name}.console"
         self.trace_log = f"{lab.tmp}/{name}.trace"
         self.pidfile = f"{lab.tmp}/{name}.pid"
         self.port = lab.port(QMP_PORT[name])
-        self.qmp = None
+        self._qmp: QEMUMonitorProtocol | None = None
         self.inject = Inject(lab, f"{lab.tmp}/{name}.inject")
         lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
         argv = [
@@ -110,27 +124,35 @@ class Side:
         ]
         if traced and qemu in (FORK, INJECT):
             argv += [word for event in TRACE for word in ("-trace", event)] + ["-D", self.trace_log]
-        self.job = lab.job(f"{SANITIZED} QEMU_INJECT={self.inject.directory} exec " + shlex.join(argv))
+        self.job = lab.job(f"{ENVIRONMENT} QEMU_INJECT={self.inject.directory} exec " + shlex.join(argv))
 
-    def guest_arguments(self, options):
-        return guest.arguments(self.name, self.console,
-                               **{"payload": guest.payload("touch", self.lab.arch)} | options,
-                               arch=self.lab.arch)
+    @abstractmethod
+    def guest_arguments(self, options: dict[str, Any]) -> list[str]:
+        """QEMU's arguments, without accelerator and monitor."""
 
-    def connect(self):
+    @abstractmethod
+    def wait_ready(self) -> None:
+        """Wait until the guest does what it does until it is moved."""
+
+    @property
+    def qmp(self) -> QEMUMonitorProtocol:
+        assert self._qmp, f"QMP of the {self.name} is not connected"
+        return self._qmp
+
+    def connect(self) -> None:
         # L1's QEMU accepts connections before the one in L1 does.
         until(lambda: not self.job.running or listens(self.lab, self.port), f"QMP of the {self.name}")
         self.check()
-        self.qmp = QEMUMonitorProtocol(("127.0.0.1", self.lab.host_port(self.port)))
+        self._qmp = QEMUMonitorProtocol(("127.0.0.1", self.lab.host_port(self.port)))
         self.qmp.connect()
         self.qmp.settimeout(60)
 
-    def check(self):
+    def check(self) -> None:
         if not self.job.running:
             result = self.job.wait()
             raise AssertionError(f"QEMU of the {self.name} has ended, status {result.rc}:\n{result.output}")
 
-    def cmd(self, name, **arguments):
+    def cmd(self, name: str, **arguments: object) -> Any:
         try:
             return self.qmp.cmd(name, **{k.replace("_", "-"): v for k, v in arguments.items()})
         except StateError:
@@ -138,80 +160,118 @@ class Side:
             self.qmp.close()  # raises what ended the connection
             raise
 
-    def hmp(self, line):
-        return self.cmd("human-monitor-command", command_line=line)
+    def hmp(self, line: str) -> str:
+        return str(self.cmd("human-monitor-command", command_line=line))
 
-    def registers_of_all(self):
+    def registers_of_all(self) -> int:
         """The number of vCPUs that have told their registers."""
         return len(re.findall(r"\b(?:RIP|PC)=", self.hmp("info registers -a")))
 
-    def status(self):
-        return self.cmd("query-migrate").get("status")
+    def status(self) -> str | None:
+        status: str | None = self.cmd("query-migrate").get("status")
+        return status
 
-    def wait_status(self, *wanted):
-        def reached():
-            self.check()
-            info = self.cmd("query-migrate")
-            status = info.get("status")
-            assert status in wanted or status not in ("failed", "cancelled", "postcopy-paused"), \
-                f"migration {status} on the {self.name}: {info}"
-            return status in wanted and status
+    def migration(self, *wanted: str) -> dict[str, Any]:
+        """query-migrate, of a migration that goes on, or whose status is as wanted."""
+        self.check()
+        info: dict[str, Any] = self.cmd("query-migrate")
+        status = info.get("status")
+        assert status in wanted or status not in ("failed", "cancelled", "postcopy-paused"), \
+            f"migration {status} on the {self.name}: {info}"
+        return info
+
+    def wait_status(self, *wanted: str) -> str:
+        def reached() -> str | None:
+            status = self.migration(*wanted).get("status")
+            return status if status in wanted else None
         return until(reached, f"migration {' or '.join(wanted)} on the {self.name}")
 
-    def report(self):
-        report = guest.Report(self.lab.run(f"cat {self.console}").output)
-        assert not report.error, f"the guest gave up on the {self.name}: {report.error}"
-        return report
-
-    def wait_event(self, event):
-        def come():
-            self.check()
-            return self.report().first(event)
-        return until(come, f"the guest's event '{event}' on the {self.name}")
-
-    def trace(self):
+    def trace(self) -> list[tuple[str, str]]:
         """The events of the trace in their order: (name, text)."""
         log = self.lab.run(f"cat {self.trace_log}").output
         return re.findall(rf"\b({'|'.join(TRACE)}) (.*)", log)
 
-    def has_read_the_end(self):
+    def has_read_the_end(self) -> bool:
         """Of the main channel: QEMU_VM_EOF."""
         return ("qemu_loadvm_state_section", "0") in self.trace()
 
-    def waiting_vcpus(self):
+    def waiting_vcpus(self) -> set[int]:
         """vCPUs that wait for a page: in QEMU after an exit, or in the kernel's userfaultfd."""
         waiting = {}
         for name, text in self.trace():
             if name in ("postcopy_fault_exit", "postcopy_fault_exit_end"):
-                waiting[int(re.match(r"cpu (\d+)", text)[1])] = name == "postcopy_fault_exit"
+                waiting[int(search(r"^cpu (\d+)", text)[1])] = name == "postcopy_fault_exit"
         threads = self.lab.run(f"cd /proc/$(cat {self.pidfile})/task && for t in *; do "
                                "echo $(cat $t/comm $t/wchan); done").output
         return ({cpu for cpu, waits in waiting.items() if waits}
                 | {int(cpu) for cpu in re.findall(r"CPU (\d+)/KVM handle_userfault", threads)})
 
-    def signal(self, name):
+    def memory(self, address: int, size: int) -> bytes:
+        """Of the guest."""
+        path = f"{self.lab.tmp}/{self.name}.memory"
+        self.cmd("pmemsave", val=address, size=size, filename=path)
+        return self.lab.read_file(path)
+
+    def signal(self, name: str) -> None:
         self.lab.run(f"kill -{name} $(cat {self.pidfile})", check=True)
 
-    def end(self):
-        if self.qmp:
+    def end(self) -> None:
+        if self._qmp:
             with contextlib.suppress(QMPError, EOFError, TimeoutError):
-                self.qmp.close()
+                self._qmp.close()
         self.job.kill()
 
 
-class Pair:
+class Side(BaseSide):
+    """With the payload of tests/guest."""
+
+    def guest_arguments(self, options: dict[str, Any]) -> list[str]:
+        return guest.arguments(self.name, self.console,
+                               **{"payload": guest.payload("touch", self.lab.arch)} | options,
+                               arch=self.lab.arch)
+
+    def wait_ready(self) -> None:
+        self.wait_event("ready")
+
+    def report(self) -> guest.Report:
+        report = guest.Report(self.lab.run(f"cat {self.console}").output)
+        assert not report.error, f"the guest gave up on the {self.name}: {report.error}"
+        return report
+
+    def wait_event(self, event: str) -> guest.Event:
+        def come() -> guest.Event | None:
+            self.check()
+            return self.report().first(event)
+        return until(come, f"the guest's event '{event}' on the {self.name}")
+
+
+@dataclass
+class Plan:
+    """What a side is started with."""
+
+    name: str
+    qemu: str
+    arguments: list[str]
+    wrapper: Sequence[str] = ()
+
+
+AnySide = TypeVar("AnySide", bound=BaseSide)
+
+
+class BasePair(ABC, Generic[AnySide]):
     """exits: postcopy-fault-exits of the destination; backend: of memory, for -object;
     capabilities: beside postcopy-ram, or None for pre-copy alone; source_options,
     destination_options: more words of their command lines; tls: directory in L1 with keys.psk;
     traced: write a trace, for Side.trace(); wrapper: words before the destination's command;
     destination_lab: another L1 for it; other options: as for guest.arguments()."""
 
-    Side = Side
+    side_type: type[AnySide]
 
-    def __init__(self, lab, exits=None, source=FORK, destination=FORK, machine=None, memory_mb=32,
-                 backend=None, capabilities=("postcopy-preempt",), source_options=(),
-                 destination_options=(), cpus=4, tls=None, traced=True, wrapper=(),
-                 destination_lab=None, **options):
+    def __init__(self, lab: Place, exits: str | None = None, source: str = FORK, destination: str = FORK,
+                 machine: str | None = None, memory_mb: int | str = 32, backend: str | None = None,
+                 capabilities: Sequence[str] | None = ("postcopy-preempt",), source_options: Sequence[str] = (),
+                 destination_options: Sequence[str] = (), cpus: int = 4, tls: str | None = None, traced: bool = True,
+                 wrapper: Sequence[str] = (), destination_lab: Place | None = None, **options: Any) -> None:
         self.lab = lab
         self.destination_lab = destination_lab or lab
         self.cpus = cpus
@@ -221,27 +281,30 @@ class Pair:
         self.ports = iter(range(FIRST_MIGRATION_PORT, FIRST_MIGRATION_PORT + 100))
         # So slow that nearly all memory is left for post-copy; a page takes half a second at most.
         self.precopy_bandwidth = 4 * MIB if "huge" in (backend or "") else 64 << 10
-        arguments = []
+        arguments: list[str] = []
         if backend:
             arguments = ["-object", f"{backend},id=ram,size={memory_mb}M"]
             machine = (machine or guest.MACHINE[lab.arch]) + ",memory-backend=ram"
         options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus}
         self.options = options
-        self._sides = [("source", source, [*arguments, *source_options], options, traced),
-                       ("destination", destination,
-                        [*arguments, *destination_options, "-incoming", "defer"], options, traced,
-                        wrapper)]
+        self.traced = traced
+        self.plans = (Plan("source", source, [*arguments, *source_options]),
+                      Plan("destination", destination, [*arguments, *destination_options, "-incoming", "defer"],
+                           wrapper))
         if tls:
-            for (_, _, words, *_), endpoint in zip(self._sides, ("client", "server")):
-                words += ["-object", f"tls-creds-psk,id=tls,endpoint={endpoint},dir={tls}"]
-        self.sides = []
-        self.proxy = None
-        self.wires = []
+            for plan, endpoint in zip(self.plans, ("client", "server"), strict=True):
+                plan.arguments += ["-object", f"tls-creds-psk,id=tls,endpoint={endpoint},dir={tls}"]
+        self.sides: list[AnySide] = []
+        self.proxy: Running | None = None
+        self.wires: list[Wire] = []
 
-    def __enter__(self):
+    def launch(self, lab: Place, plan: Plan) -> AnySide:
+        return self.side_type(lab, plan.name, plan.qemu, plan.arguments, self.options, self.traced, plan.wrapper)
+
+    def __enter__(self) -> Self:
         try:
-            for lab, side in zip((self.lab, self.destination_lab), self._sides):
-                self.sides.append(self.Side(lab, *side))
+            for lab, plan in zip((self.lab, self.destination_lab), self.plans, strict=True):
+                self.sides.append(self.launch(lab, plan))
             self.source, self.destination = self.sides
             for side in self.sides:
                 side.connect()
@@ -256,7 +319,8 @@ class Pair:
             raise
         return self
 
-    def __exit__(self, kind, error, _):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
         for side in self.sides:
             side.end()
         self.cut()
@@ -265,7 +329,7 @@ class Pair:
         if error:
             error.add_note(self.keep_logs())
 
-    def keep_logs(self):
+    def keep_logs(self) -> str:
         to = BUILD / "lab" / "postcopy" / self.lab.name
         shutil.rmtree(to, ignore_errors=True)
         to.mkdir(parents=True)
@@ -278,7 +342,7 @@ class Pair:
 
     # Migration
 
-    def listen(self, command="migrate-incoming"):
+    def listen(self, command: str = "migrate-incoming") -> str:
         """Let the destination listen; returns the URI for the source."""
         port = next(self.ports)
         self.destination.cmd(command, uri=f"tcp:0.0.0.0:{port}")
@@ -287,32 +351,36 @@ class Pair:
             return f"tcp:10.0.2.2:{self.destination_lab.host_port(port)}"
         return f"tcp:127.0.0.1:{port}"
 
-    def wire(self, uri, **options):
+    def host_port_of(self, uri: str) -> int:
+        """On the host, of the destination that listens at uri."""
+        return self.lab.host_port(int(uri.rsplit(":", 1)[1]))
+
+    def wire(self, uri: str, **options: Any) -> Wire:
         """Put a wire.Wire before the destination that listens at uri."""
-        self.wires.append(Wire(self.lab.host_port(int(uri.rsplit(":", 1)[1])), **options))
+        self.wires.append(Wire(self.host_port_of(uri), **options))
         return self.wires[-1]
 
-    def wait_paused(self):
+    def wait_paused(self) -> None:
         for side in self.sides:
             side.wait_status("postcopy-paused")
 
-    def settled(self):
+    def settled(self) -> str:
         """Wait until each side is paused or has completed; returns which of the two the destination."""
-        def ended():
+        def ended() -> str | None:
             states = [side.status() for side in self.sides]
-            return set(states) <= {"postcopy-paused", "completed"} and states[1]
+            return states[1] if set(states) <= {"postcopy-paused", "completed"} else None
         return until(ended, "both sides are paused, or have completed")
 
-    def recover(self):
+    def recover(self) -> None:
         """Go on with a migration that is paused on both sides."""
         self.source.cmd("migrate", uri=self.listen("migrate-recover"), resume=True)
         self.wait_recovered()
 
-    def wait_recovered(self):
+    def wait_recovered(self) -> None:
         until(lambda: all(side.status() in ("postcopy-active", "completed") for side in self.sides),
               "recovery")
 
-    def through_proxy(self, uri):
+    def through_proxy(self, uri: str) -> str:
         """Put processes between the two that cut() ends; returns the URI for the source."""
         port = next(self.ports)
         self.proxy = self.lab.job(f"echo $$; exec nc -ll -p {port} "
@@ -320,37 +388,38 @@ class Pair:
         until(lambda: listens(self.lab, port), "the proxy")
         return f"tcp:127.0.0.1:{port}"
 
-    def black_hole(self):
+    def black_hole(self) -> None:
         """Let the proxy pass nothing on, and keep the connections."""
+        assert self.proxy
         self.lab.run(f"kill -STOP -{int(self.proxy.output)}", check=True)
 
-    def cut(self):
+    def cut(self) -> None:
         """End the proxy and all its connections."""
         if self.proxy:
             self.proxy.kill()
             self.proxy = None
 
-    def until_all_wait(self):
+    def until_all_wait(self) -> Any:
         """Wait until each vCPU of the destination has missed a page that does not come."""
         until(lambda: self.destination.waiting_vcpus() == set(range(self.cpus)),
               "all vCPUs wait for pages")
         return self.faults()
 
-    def start(self, uri=None, bandwidth=None):
+    def start(self, uri: str | None = None, bandwidth: int | None = None) -> None:
         """Start pre-copy."""
         uri = uri or self.listen()
-        self.source.wait_event("ready")
+        self.source.wait_ready()
         self.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth or self.precopy_bandwidth,
                         downtime_limit=1)
         self.source.cmd("migrate", uri=uri)
         self.source.wait_status("active")
 
-    def precopy(self):
+    def precopy(self) -> None:
         """Migrate by pre-copy alone."""
         self.start(bandwidth=64 * MIB)
         self.source.cmd("migrate-set-parameters", downtime_limit=1000)
 
-    def postcopy(self, uri=None, bandwidth=MIB):
+    def postcopy(self, uri: str | None = None, bandwidth: int = MIB) -> None:
         """Migrate to the point where the guest runs on the destination.
 
         bandwidth: of pages that come without being asked for.
@@ -360,17 +429,27 @@ class Pair:
         self.source.cmd("migrate-start-postcopy")
         self.source.wait_status("postcopy-active", "completed")
 
-    def finish(self):
+    def finish(self) -> None:
         """Wait for the end of the migration, and for the guest's check of its memory."""
         for side in self.sides:
             side.wait_status("completed")
         self.check_memory()
 
-    def check_memory(self):
+    @abstractmethod
+    def check_memory(self) -> None:
+        """Wait until the guest on the destination has checked its memory, which must be whole."""
+
+    def faults(self) -> Any:
+        return self.destination.cmd("query-migrate").get("postcopy-faults")
+
+
+class Pair(BasePair[Side]):
+    """A pair with the payload of tests/guest."""
+
+    side_type = Side
+
+    def check_memory(self) -> None:
         self.destination.wait_event("end")
         report = self.destination.report()
         assert report.intact, f"memory is damaged: {report.all('bad')}, {report.all('end')}"
         self.destination.check()
-
-    def faults(self):
-        return self.destination.cmd("query-migrate").get("postcopy-faults")

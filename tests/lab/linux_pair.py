@@ -1,80 +1,79 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Two QEMUs in the lab, and the migration of the Linux guest from one to the other: as Pair of
-tests/postcopy/pair.py, with parameters of init.c as options."""
-import sys
+pair.py, with parameters of tests/linux-guest/init.c as options."""
 import time
-from pathlib import Path
+from dataclasses import replace
+from typing import Any, Self
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "postcopy")]
+from tests.lab import linux_guest
+from tests.lab.lab import Place
+from tests.lab.pair import BasePair, BaseSide, until
+from tests.lab.paths import BUILD
 
-import linux_guest          # noqa: E402
-import pair                 # noqa: E402
+# What init.c reports: names and numbers.
+Line = dict[str, int]
 
 
-class LinuxSide(pair.Side):
+class LinuxSide(BaseSide):
     @property
-    def log(self):
+    def log(self) -> str:
         """Of the guest's kernel"""
         return f"{self.lab.tmp}/{self.name}.log"
 
-    def guest_arguments(self, options):
+    def guest_arguments(self, options: dict[str, Any]) -> list[str]:
         return linux_guest.arguments(self.console, self.log, **options)
 
-    def report(self):
+    def report(self) -> linux_guest.Report:
         return linux_guest.Report(self.lab.run(f"cat {self.console}").output)
 
-    def wait_event(self, event):
-        assert event == "ready"
-
-        def ready():
+    def wait_ready(self) -> None:
+        def ready() -> bool:
             self.check()
             report = self.report()
             # It has booted elsewhere if it has moved here
-            return report.boots or report.lines
-        return pair.until(ready, "the Linux guest has booted", timeout=90)
+            return bool(report.boots or report.lines)
+        until(ready, "the Linux guest has booted", timeout=90)
 
-    def kernel_log(self):
+    def kernel_log(self) -> str:
         return self.lab.run(f"cat {self.log}").output
 
 
-class LinuxPair(pair.Pair):
-    Side = LinuxSide
+class LinuxPair(BasePair[LinuxSide]):
+    side_type = LinuxSide
 
-    def __init__(self, lab, machine="pc", memory_mb=160, cpus=1, **options):
+    def __init__(self, lab: Place, machine: str = "pc", memory_mb: int = 160, cpus: int = 1, **options: Any) -> None:
         super().__init__(lab, machine=machine, memory_mb=memory_mb, cpus=cpus, **options)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         for path in (linux_guest.KERNEL, linux_guest.INITRD):
             assert not self.lab.run(f"test -e {path}").rc, f"no {path} in the lab: make guest"
         return super().__enter__()
 
-    def keep_logs(self):
+    def keep_logs(self) -> str:
         where = super().keep_logs()
         for side in self.sides:
-            to = pair.BUILD / "lab" / "postcopy" / self.lab.name / f"{side.name}.log"
+            to = BUILD / "lab" / "postcopy" / self.lab.name / f"{side.name}.log"
             to.write_text(side.kernel_log())
         return where
 
-    def check_memory(self):
+    def check_memory(self) -> None:
         """Let the guest check all of its memory once more, then look at all that it has said."""
-        def swept():
+        def swept() -> bool:
             lines = self.destination.report().lines
-            return lines and lines[-1]["sweeps"] >= lines[0]["sweeps"] + 2 and lines
-        lines = pair.until(swept, "the guest has checked its memory", timeout=60)
+            return bool(lines) and lines[-1]["sweeps"] >= lines[0]["sweeps"] + 2
+        until(swept, "the guest has checked its memory", timeout=60)
         self.check_logs()
-        return lines
 
-    def until_reports(self, n=10):
+    def until_reports(self, n: int = 10) -> list[Line]:
         """The guest has reported so often from the destination: what it and its console touch without
         end has come, so that QEMU's main thread misses no page if the source falls silent."""
-        return pair.until(lambda: len(lines := self.destination.report().lines) >= n and lines,
-                          f"{n} reports from the destination", timeout=60)
+        return until(lambda: len(lines := self.destination.report().lines) >= n and lines,
+                     f"{n} reports from the destination", timeout=60)
 
-    def async_counts(self):
+    def async_counts(self) -> Any:
         return self.destination.cmd("query-migrate").get("postcopy-async")
 
-    def until_outstanding(self):
+    def until_outstanding(self) -> Any:
         """Let the source send nothing at a time at which guest tasks sleep for pages. All vCPUs may
         happen to be in the guest's kernel, and wait there."""
         for _ in range(40):
@@ -87,16 +86,16 @@ class LinuxPair(pair.Pair):
             time.sleep(0.3)
         raise AssertionError(f"no task waits for a page: {counts}")
 
-    def fast(self):
+    def fast(self) -> None:
         """The source sends all that is left."""
         self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
 
-    def next(self):
+    def next(self) -> None:
         """The destination is the source of another migration."""
         end, self.source = self.source, self.destination
         end.end()
-        name, qemu, _, options, traced, *_ = self._sides[0 if end.name == "source" else 1]
-        self.destination = LinuxSide(self.lab, name, qemu, self._sides[1][2], options, traced)
+        plan = self.plans[0 if end.name == "source" else 1]
+        self.destination = self.launch(self.lab, replace(plan, arguments=self.plans[1].arguments, wrapper=()))
         self.sides = [self.source, self.destination]
         self.destination.connect()
         for side in self.sides:
@@ -105,7 +104,7 @@ class LinuxPair(pair.Pair):
         if self.exits:
             self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
 
-    def check_logs(self):
+    def check_logs(self) -> None:
         for side in self.sides:
             report = side.report()
             assert not report.bad and not (report.lines and report.lines[-1]["bad"]), report.bad
@@ -113,12 +112,12 @@ class LinuxPair(pair.Pair):
                           if linux_guest.COMPLAINTS.search(line)]
             assert not complaints, complaints
 
-    def check_threads(self, seconds=10):
+    def check_threads(self, seconds: float = 10) -> None:
         """Each thread goes on: its counter advances."""
         first = self.until_reports(1)[-1]
         names = [k for k in first if k.rstrip("0123456789") in ("writer", "computer", "forker", "copier")]
 
-        def advanced():
+        def advanced() -> bool:
             last = self.destination.report().lines[-1]
             return all(last[name] != first[name] for name in names)
-        pair.until(advanced, f"each of {', '.join(names)} goes on after {first}", timeout=seconds)
+        until(advanced, f"each of {', '.join(names)} goes on after {first}", timeout=seconds)

@@ -1,46 +1,50 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """QEMU's test protocol, by which the memory and the devices of a guest under KVM can be used."""
 import socket
+from collections.abc import Iterable
+from typing import Self
+
+from tests.lab.lab import Place
 
 PORT = {"source": 4005, "destination": 4006}
 
 
 class Qtest:
-    def __init__(self, lab, side="source"):
+    def __init__(self, lab: Place, side: str = "source") -> None:
         self.socket = socket.create_connection(("127.0.0.1", lab.host_port(PORT[side])))
         self.file = self.socket.makefile()
 
     @staticmethod
-    def arguments(side="source"):
+    def arguments(side: str = "source") -> list[str]:
         return ["-qtest", f"tcp:0.0.0.0:{PORT[side]},server=on,wait=off", "-qtest-log", "none"]
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.file.close()
         self.socket.close()
 
-    def send(self, *words):
+    def send(self, *words: int | str) -> None:
         line = " ".join(hex(w) if isinstance(w, int) else w for w in words)
         self.socket.sendall(line.encode() + b"\n")
 
-    def answer(self):
+    def answer(self) -> list[str]:
         answer = self.file.readline().split()
         assert answer and answer[0] == "OK", answer
         return answer[1:]
 
-    def cmd(self, *words):
+    def cmd(self, *words: int | str) -> list[str]:
         self.send(*words)
         return self.answer()
 
-    def memset(self, address, size, value):
+    def memset(self, address: int, size: int, value: int) -> None:
         self.cmd("memset", address, size, value)
 
-    def read(self, address, size):
+    def read(self, address: int, size: int) -> bytes:
         return bytes.fromhex(self.cmd("read", address, size)[0][2:])
 
-    def write(self, address, data):
+    def write(self, address: int, data: bytes) -> None:
         self.cmd("write", address, len(data), "0x" + data.hex())
 
 
@@ -53,7 +57,7 @@ class Balloon:
     SLOT = 5
     IO = 0xc000
 
-    def __init__(self, qtest, queue):
+    def __init__(self, qtest: Qtest, queue: int) -> None:
         self.qtest = qtest
         self.queue = queue
         self._config(0x10, self.IO)         # BAR 0
@@ -68,20 +72,20 @@ class Balloon:
         self.used = 0
 
     @classmethod
-    def arguments(cls):
+    def arguments(cls) -> list[str]:
         return ["-device", f"virtio-balloon-pci,addr={cls.SLOT:#x},disable-modern=on"]
 
-    def _config(self, register, value):
+    def _config(self, register: int, value: int) -> None:
         self.qtest.cmd("outl", 0xcf8, 1 << 31 | self.SLOT << 11 | register)
         self.qtest.cmd("outl", 0xcfc, value)
 
-    def _out(self, width, register, value):
+    def _out(self, width: str, register: int, value: int) -> None:
         self.qtest.cmd(f"out{width}", self.IO + register, value)
 
-    def _in(self, width, register):
+    def _in(self, width: str, register: int) -> list[str]:
         return self.qtest.cmd(f"in{width}", self.IO + register)
 
-    def inflate(self, pages):
+    def inflate(self, pages: Iterable[int]) -> None:
         """Give pages of 4 KiB back, by their numbers, in one request."""
         data = b"".join(page.to_bytes(4, "little") for page in pages)
         buffer = self.queue + (32 << 10)

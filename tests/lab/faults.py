@@ -14,14 +14,18 @@ does not say why, AssertionError if the guest is damaged, runs twice, or is lost
 import contextlib
 import enum
 import json
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeVar
 
-import guest
-from lab import CommandFailed
-from pair import MIB, Side
 from qemu.qmp import ExecuteError, QMPError
-from wire import MAIN, PACKAGE, VM_EOF, Close, Page, Pages, Wire
+
+from tests.lab import guest
+from tests.lab.lab import CommandFailed
+from tests.lab.pair import MIB, Pair, Side
+from tests.lab.wire import MAIN, VM_EOF, Close, Copy, Page, Wire
 
 HANG_S = 60
 QUIT_S = 20
@@ -59,63 +63,52 @@ class PhaseWire(Wire):
     listen behind it, eof before the end of the stream or, with part > 0.5, right behind it, end what
     the destination says after that. reached is set there; go() lets it go on."""
 
-    def __init__(self, to, phase, part):
+    def __init__(self, to: int, phase: str, part: float) -> None:
         self.phase = phase
         self.part = part
         self.reached = threading.Event()
         self._go = threading.Event()
         self._hold_back = False
-        super().__init__(to, lie=True, lying=MAIN)
+        super().__init__(to)
 
-    def go(self):
+    def go(self) -> None:
         self._go.set()
 
-    def cut(self):
+    def cut(self) -> None:
         super().cut()
         self.go()
 
-    def _hold(self):
+    def _hold(self) -> None:
         self.reached.set()
         self._go.wait()
         if self.is_cut:
             raise Close
 
-    def _back(self, a, b):
+    def _back(self, a: socket.socket, b: socket.socket) -> None:
         while data := a.recv(16 << 10):
             if self._hold_back:
                 self._hold()
             b.sendall(data)
 
-    def _main(self, a, b):
-        seen = b""
-        with a.makefile("rb") as stream:
-            while PACKAGE not in seen:
-                if not (data := stream.peek()):
-                    return
-                seen = seen[1 - len(PACKAGE):]
-                at = (seen + data).find(PACKAGE)
-                data = stream.read(len(data) if at < 0 else at + len(PACKAGE) - len(seen))
-                b.sendall(data)
-                seen += data
-            b.sendall(length := stream.read(3))
-            package = stream.read(int.from_bytes(length, "big"))
-            if self.phase == "switch":
-                sent = int(self.part * len(package))
-                b.sendall(package[:sent])
-                self._hold()
-                b.sendall(package[sent:])
-            else:
-                b.sendall(package)
-                if self.phase == "listen":
-                    self._hold()
-            for item in Pages(stream).after_the_package():
-                data = item.pack() if isinstance(item, Page) else item
-                if data == bytes([VM_EOF]):
-                    self._end(b)
-                else:
-                    b.sendall(data)
+    def _forward(self, channel: int) -> Copy:
+        return self._main if channel == MAIN else self._copy
 
-    def _end(self, b):
+    def _send_package(self, package: bytes, b: socket.socket) -> None:
+        sent = int(self.part * len(package)) if self.phase == "switch" else len(package)
+        b.sendall(package[:sent])
+        if self.phase in ("switch", "listen"):
+            self._hold()
+        b.sendall(package[sent:])
+
+    def _send(self, items: Iterable[Page | bytes], b: socket.socket) -> None:
+        for item in items:
+            data = item.pack() if isinstance(item, Page) else item
+            if data == bytes([VM_EOF]):
+                self._end(b)
+            else:
+                b.sendall(data)
+
+    def _end(self, b: socket.socket) -> None:
         self._hold_back = self.phase == "end"
         if self.phase == "eof" and self.part <= 0.5:
             self._hold()
@@ -124,12 +117,19 @@ class PhaseWire(Wire):
             self._hold()
 
 
-def output(side):
+def phase_wire(pair: Pair, uri: str, phase: str, part: float) -> PhaseWire:
+    """Put one before the pair's destination that listens at uri."""
+    wire = PhaseWire(pair.host_port_of(uri), phase, part)
+    pair.wires.append(wire)
+    return wire
+
+
+def output(side: Side) -> str:
     """The last line that QEMU has written."""
     return (side.job.output.strip().splitlines() or ["nothing"])[-1]
 
 
-def diagnosis(pair):
+def diagnosis(pair: Pair) -> str:
     """What to look at when nothing moves."""
     text = []
     for side in pair.sides:
@@ -149,19 +149,22 @@ def diagnosis(pair):
     return "\n".join(text)
 
 
+Seen = TypeVar("Seen")
+
+
 class Faults:
     """Those of one migration of a pair; note: a function that is told what was done."""
 
-    def __init__(self, pair, note=lambda text: None):
+    def __init__(self, pair: Pair, note: Callable[[str], None] = lambda text: None) -> None:
         self.pair = pair
         self.note = note
-        self.killed = None      # the side
+        self.killed: Side | None = None
         self.recoveries = 0
-        self.said = None        # of a guest that is whole nowhere: the survivor
+        self.said: str | None = None    # of a guest that is whole nowhere: the survivor
 
     # What is known
 
-    def ask(self, side, command="query-migrate"):
+    def ask(self, side: Side, command: str = "query-migrate") -> Any:
         """None if the QEMU has ended."""
         try:
             return side.cmd(command)
@@ -175,20 +178,20 @@ class Faults:
                 time.sleep(0.1)
             return None
 
-    def status(self, side):
+    def status(self, side: Side) -> str:
         if side is self.killed:
             return KILLED
         info = self.ask(side)
-        return "exited" if info is None else info.get("status", "none")
+        return "exited" if info is None else str(info.get("status", "none"))
 
-    def statuses(self):
-        return tuple(self.status(side) for side in self.pair.sides)
+    def statuses(self) -> tuple[str, str]:
+        return self.status(self.pair.source), self.status(self.pair.destination)
 
-    def runs(self, side):
+    def runs(self, side: Side) -> bool:
         info = self.ask(side, "query-status") if side is not self.killed else None
-        return bool(info) and info["running"]
+        return bool(info and info["running"])
 
-    def progress(self):
+    def progress(self) -> object:
         """Something that changes as long as something moves."""
         sides = [side for side in self.pair.sides if side is not self.killed]
         sizes = self.pair.lab.run(f"wc -c {' '.join(side.console for side in sides)}").output
@@ -198,9 +201,10 @@ class Faults:
                   for info in infos]
         return sizes, moving
 
-    def until(self, condition, what):
+    def until(self, condition: Callable[[], Seen | Literal[False] | None], what: str) -> Seen:
         """As pair.until, without a limit as long as something moves."""
-        last, since = None, time.monotonic()
+        last: object = None
+        since = time.monotonic()
         while not (result := condition()):
             if (now := self.progress()) != last:
                 last, since = now, time.monotonic()
@@ -209,18 +213,23 @@ class Faults:
             time.sleep(0.1)
         return result
 
-    def settled(self):
+    def settled(self) -> tuple[str, str]:
         """Wait until nothing more comes by itself; the statuses."""
-        def lasting():
+        def lasting() -> tuple[str, str] | None:
             s, d = self.statuses()
             # A destination whose source was cancelled or failed before it had heard of a migration
             done = (*LASTING, KILLED)
-            return s in done and (d in done or s in ("failed", "cancelled") and d in ("none", "setup")) and (s, d)
+            last = d in done or (s in ("failed", "cancelled") and d in ("none", "setup"))
+            return (s, d) if s in done and last else None
         return self.until(lasting, "an end on both sides")
+
+    def until_reached(self, wire: Wire) -> None:
+        assert isinstance(wire, PhaseWire), "this phase needs a PhaseWire"
+        self.until(wire.reached.is_set, f"phase {wire.phase}")
 
     # What is done
 
-    def act(self, action, wire, under_way_lost=False):
+    def act(self, action: str | None, wire: Wire, under_way_lost: bool = False) -> None:
         pair = self.pair
         if action == "cancel":
             pair.source.cmd("migrate_cancel")
@@ -240,7 +249,7 @@ class Faults:
         if isinstance(wire, PhaseWire):
             wire.go()
 
-    def recover(self, wire_of=None):
+    def recover(self, wire_of: Callable[[str], Wire] | None = None) -> Wire:
         """Both sides are paused: go on."""
         pair = self.pair
         uri = pair.listen("migrate-recover")
@@ -253,12 +262,12 @@ class Faults:
 
     # How it ends
 
-    def assert_one_runs(self):
+    def assert_one_runs(self) -> list[str]:
         running = [side.name for side in self.pair.sides if self.runs(side)]
         assert len(running) < 2, "the guest runs on both sides"
         return running
 
-    def ended(self):
+    def ended(self) -> Ended | None:
         """Once settled() is through: how it has ended, or None if it is to be recovered."""
         pair = self.pair
         s, d = self.settled()
@@ -289,7 +298,7 @@ class Faults:
             return self.named(pair.destination, d)
         raise AssertionError(f"the guest is nowhere: source {s}, destination {d}")
 
-    def returned(self):
+    def returned(self) -> bool:
         """The guest goes on on the source, if the destination has not told that it may run it."""
         source = self.pair.source
         try:
@@ -301,7 +310,7 @@ class Faults:
         self.note("cancelled: the guest runs on the source")
         return True
 
-    def named(self, side, status):
+    def named(self, side: Side, status: str) -> Ended:
         assert status == "postcopy-paused", f"the {side.name}, which is left with a part of the guest, says {status}"
         self.said = f"{status}: {self.ask(side).get('error-desc') or output(side)}"
         side.cmd("quit")
@@ -309,19 +318,22 @@ class Faults:
         return Ended.SPLIT
 
     @staticmethod
-    def has_run(side):
+    def has_run(side: Side) -> bool:
         return bool(guest.Report(side.lab.run(f"cat {side.console}").output).events)
 
-    def check_on(self, side):
+    def check_on(self, side: Side) -> None:
         """The guest has checked its memory there."""
-        self.until(lambda: (side.check(), side.report().first("end"))[1], "the guest's check of its memory")
+        def checked() -> guest.Event | None:
+            side.check()
+            return side.report().first("end")
+        self.until(checked, "the guest's check of its memory")
         assert side.report().intact, f"memory is damaged: {side.report().all('bad')}"
 
-    def check_by_another(self):
+    def check_by_another(self) -> None:
         """Migrate the guest, which has stayed on the source, to another destination, which checks it."""
         pair = self.pair
         pair.destination.end()
-        pair.destination = pair.sides[1] = Side(pair.lab, *pair._sides[1])
+        pair.destination = pair.sides[1] = pair.launch(pair.lab, pair.plans[1])
         self.killed = None
         pair.destination.connect()
         for side in pair.sides:
@@ -334,8 +346,9 @@ class Faults:
 
     # All of it
 
-    def carry_through(self, wire, troubles=(), phase=None, action=None, delay_s=0.0,
-                      under_way_lost=False, meanwhile=lambda: None):
+    def carry_through(self, wire: Wire, troubles: Iterable[tuple[str, float]] = (), phase: str | None = None,
+                      action: str | None = None, delay_s: float = 0.0, under_way_lost: bool = False,
+                      meanwhile: Callable[[], None] = lambda: None) -> Ended:
         """From a migration that has been started through that wire to its end.
 
         troubles: (pause or cut, seconds after the guest has run on) that are recovered from; then the
@@ -345,10 +358,10 @@ class Faults:
         if phase == "precopy":
             time.sleep(delay_s)
             self.act(action, wire, under_way_lost)
-            return self.ended()
+            return self.recovered_to_the_end()
         pair.source.cmd("migrate-start-postcopy")
         if phase in ("switch", "listen"):
-            self.until(wire.reached.is_set, f"phase {phase}")
+            self.until_reached(wire)
             time.sleep(delay_s)
             self.act(action, wire, under_way_lost)
             return self.recovered_to_the_end()
@@ -361,19 +374,19 @@ class Faults:
                 break
             self.act(trouble, wire)
             if self.settled() != ("postcopy-paused", "postcopy-paused"):
-                return self.ended()
+                return self.recovered_to_the_end()
             wire = self.recover()
         if phase == "postcopy":
             time.sleep(delay_s)
             self.act(action, wire, under_way_lost)
         elif phase:
             pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
-            self.until(wire.reached.is_set, f"phase {phase}")
+            self.until_reached(wire)
             time.sleep(delay_s)
             self.act(action, wire, under_way_lost)
         return self.recovered_to_the_end()
 
-    def recovered_to_the_end(self):
+    def recovered_to_the_end(self) -> Ended:
         while not (end := self.ended()):
             self.recover()
             # Nothing else befalls it.
