@@ -26,8 +26,10 @@ FRAME = re.compile(r"(#\d+ ).*\((qemu-system-\w+)\+(0x[0-9a-f]+)\)")
 # Where memory, threads and mutexes come from says nothing about who races.
 ACCESS = re.compile(r"^ *(?:Previous )?(?:[Aa]tomic )?(?:[Rr]ead|[Ww]rite) of size .*?(?=\n\n|\Z)",
                     re.DOTALL | re.MULTILINE)
-# All who kick a vCPU set CPUState.thread_kicked, without a lock.
-KNOWN = {"cpus_kick_thread", "kvm_exit_on_missing_kick"}
+# QEMU's way: all who kick a vCPU set CPUState.thread_kicked, and all who shut a QEMUFile down mark it with the same
+# error, without a lock.
+KNOWN = {"cpus_kick_thread", "kvm_exit_on_missing_kick", "qemu_file_shutdown", "qemu_file_set_error_obj",
+         "postcopy_fault_channel_broken"}
 
 
 def ours() -> set[str]:
