@@ -41,7 +41,7 @@ tests:           ## build what needs no QEMU: guests, the lab's programs, the ra
 	@scripts/ninja build/tests$(S)
 
 guest: build tests ## build that, and the Linux guest
-	@$(if $(S),,build/venv/bin/python tests/linux-guest/linux_guest.py)
+	@$(if $(S),,build/venv/bin/python tests/lab/linux_guest.py)
 
 kernel:          ## build the lab's Linux, once for all clones
 	@scripts/deps lab kernel $(S:-%=%)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 # Sourced by the scripts beside it. They run with the checkout as $ROOT.
+# shellcheck shell=sh disable=SC2034 # variables are for those
 set -eu
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd -P)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/qemu-fault-exits
-# shellcheck disable=SC2034
 BUILD=$ROOT/build
 export CCACHE_DIR="$CACHE/ccache"
 
@@ -40,7 +40,7 @@ lock() {
 # archive only what its source says.
 mirror() {
     for known in 'Label: Debian' "Release: $(. /etc/os-release && echo "$VERSION_CODENAME")"; do
-        # shellcheck disable=SC2016
+        # shellcheck disable=SC2016 # apt expands it
         apt-get indextargets --format '$(REPO_URI)' 'Component: main' "$known"
     done | head -n 1
 }
@@ -57,7 +57,7 @@ debian() {
     from="[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri $release main"
     apt-config dump --format '%F "%v";%n' Acquire::http Acquire::https \
         Acquire::Check-Valid-Until Acquire::Check-Date >"$TMP/apt.conf"
-    # shellcheck disable=SC2016
+    # shellcheck disable=SC2016 # so does mmdebstrap
     mmdebstrap --aptopt="$TMP/apt.conf" --aptopt='APT::Sandbox::User "root"' \
         --setup-hook='cp -R /etc/apt/auth.conf.d "$1/etc/apt/"' "$@" \
         "$release" "$target" "deb $from" "deb-src $from" </dev/null >&2 ||

@@ -1,24 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "lab"))
-
-from initramfs import below  # noqa: E402
-from lab import Lab          # noqa: E402
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: not in make check, but in make check-slow")
+from tests.lab import sanitizer
+from tests.lab.lab import Lab
+from tests.lab.paths import below
 
 
 @pytest.fixture(scope="session")
 def _labs():
     """The first-level machines of this process, as far as they were asked for, by architecture."""
-    machines = {}
+    machines: dict[str, Lab] = {}
     yield machines
     for machine in machines.values():
         machine.kill()
@@ -35,5 +28,12 @@ def lab(request, _labs):
     machine = _labs[arch]
     if not machine.alive:
         machine.start()
+    if sanitizer.ENVIRONMENT:
+        # Some sanitizers do not cope with random addresses.
+        machine.run("echo 0 >/proc/sys/kernel/randomize_va_space", check=True)
     yield machine
     machine.check_kernel()
+    if sanitizer.ENVIRONMENT:
+        reports = machine.run(f"cat {sanitizer.REPORTS}.*; rm -f {sanitizer.REPORTS}.*").output
+        found = sanitizer.failures(reports, request.node.name)
+        assert not found, "\n\n".join(found)

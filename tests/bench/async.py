@@ -9,19 +9,17 @@ at which it goes on, by its own clock. For some seconds after that, the guest's 
 pages, and no way helps much. Writes build/reports/async.json, async.md, async.svg.
 """
 import argparse
+import itertools
 import statistics
-import sys
 
-import bench
-import pictures
-from bench import ROOT
-from lab import Lab
-from network import APPEND, Network, programs
-from pair import MIB, STOCK
-
-sys.path.append(str(ROOT / "tests" / "linux-guest"))
-
-from linux_pair import LinuxPair  # noqa: E402
+from tests.bench import bench, pictures
+from tests.bench.bench import Figures
+from tests.bench.network import APPEND, Network, programs
+from tests.lab import program
+from tests.lab.lab import Lab
+from tests.lab.linux_pair import LinuxPair
+from tests.lab.pair import MIB, STOCK
+from tests.lab.program import ProgramError, say
 
 # Name: (QEMU, postcopy-fault-exits, postcopy-async-pf)
 WAYS = {
@@ -39,11 +37,11 @@ def total(line, thread):
 
 def at(lines, ms, thread):
     """A counter at that time: between two lines, as if it had advanced evenly."""
-    for a, b in zip(lines, lines[1:]):
+    for a, b in itertools.pairwise(lines):
         if a["ms"] <= ms < b["ms"]:
             x, y = total(a, thread), total(b, thread)
             return x + (y - x) * (ms - a["ms"]) / (b["ms"] - a["ms"])
-    raise bench.BenchError(f"the guest did not report until {ms} ms")
+    raise ProgramError(f"the guest did not report until {ms} ms")
 
 
 def migrate(lab, network, way, cpus, options):
@@ -105,7 +103,7 @@ def verdicts(results):
 
 def run(options):
     about = bench.about()
-    results = {cpus: {way: [] for way in WAYS} for cpus in options.cpus}
+    results: dict[int, dict[str, list[Figures]]] = {cpus: {way: [] for way in WAYS} for cpus in options.cpus}
     with Lab(name="bench-async", memory_mb=3072, append=APPEND, extra=programs()) as lab:
         network = Network(lab, options.delay, 0)
         for n in range(options.rounds):
@@ -113,14 +111,14 @@ def run(options):
                 # In turn, and each round begins with another one
                 order = list(ways)[n % len(ways):] + list(ways)[:n % len(ways)]
                 for way in order:
-                    bench.say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
+                    say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
                     ways[way].append(migrate(lab, network, way, cpus, options))
     title = "A Linux guest during post-copy: async page faults from exits"
     pictures.over_time("async", f"{title}, cumulative", {
         f"{cpus} vCPU(s): {kind}": {way: [r["over_time"][kind] for r in rounds] for way, rounds in ways.items()}
         for cpus, ways in results.items() for kind in KINDS}, "seconds since the guest goes on, by its clock")
-    text = (f"{options.memory} MiB written at random, {options.rate} MiB/s of background, a link of {options.delay} us in "
-            f"each direction (ping {network.round_trip_us:.0f} us); the first {options.seconds} s.\n"
+    text = (f"{options.memory} MiB written at random, {options.rate} MiB/s of background, a link of {options.delay} us "
+            f"in each direction (ping {network.round_trip_us:.0f} us); the first {options.seconds} s.\n"
             f"```\n{bench.printed(show, results)}```\n" + "\n".join(f"* {line}" for line in verdicts(results)))
     bench.write("async", {"about": about, "settings": {
         "memory_mib": options.memory, "rate_mib_per_s": options.rate, "delay_us": options.delay,
@@ -141,7 +139,7 @@ def main():
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 8)
     options.cpus = options.cpus or ([1] if options.quick else [1, 2, 4])
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the benches have in common: progress, the report, and how they end."""
+"""What the benches have in common: what is told of a run, and the report."""
 import contextlib
 import io
 import json
@@ -8,33 +8,21 @@ import platform
 import re
 import resource
 import shlex
-import signal
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "tests" / name) for name in ("lab", "guest", "postcopy", "clock")]
+from tests.lab import program
+from tests.lab.paths import REPORTS, ROOT
+from tests.lab.program import say
 
-from initramfs import BuildError                        # noqa: E402
-from lab import CommandFailed, LabError                 # noqa: E402
-from qemu.qmp import QMPError                           # noqa: E402
-
-REPORTS = ROOT / "build" / "reports"
+# Of one run, by name; the names say the unit.
+Figures = dict[str, Any]
 # A host on which other processes have no more than this, on average, is idle.
 IDLE_PROCESSORS = 0.1
-
-started = time.monotonic()
-
-
-class BenchError(Exception):
-    """The bench could not be carried out."""
-
-
-def say(text):
-    print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 def busy_s():
@@ -52,11 +40,10 @@ def about():
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12"],
                          capture_output=True, text=True)
-    program = Path(sys.argv[0]).resolve()
     return {
-        "command": shlex.join([str(program.relative_to(ROOT)), *sys.argv[1:]]),
+        "command": shlex.join([str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]]),
         "commit": git.stdout.strip() or "unknown",
-        "started_utc": datetime.now(timezone.utc).isoformat(" ", "minutes").removesuffix("+00:00"),
+        "started_utc": datetime.now(UTC).isoformat(" ", "minutes").removesuffix("+00:00"),
         "host_processors_count": os.cpu_count(),
         "host_cpu_model": model and model[1],
         # Without what a builder adds to the version
@@ -67,10 +54,11 @@ def about():
 def write(name, figures, title, text, pictures=()):
     """To build/reports: NAME.json, and NAME.md, the section of the report.
 
-    figures: with about() as "about"; call it when all processes of the bench have ended. text: of the section. pictures: (name, caption).
+    figures: with about() as "about"; call it when all processes of the bench have ended. text: of the
+    section. pictures: (name, caption).
     """
-    took_s = time.monotonic() - started
-    total, ours = (now - then for now, then in zip(busy_s(), at_start))
+    took_s = time.monotonic() - program.started
+    total, ours = (now - then for now, then in zip(busy_s(), at_start, strict=True))
     figures["about"] |= {"took_s": round(took_s, 1), "others_processors_count": round((total - ours) / took_s, 3)}
     REPORTS.mkdir(parents=True, exist_ok=True)
     (REPORTS / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
@@ -92,14 +80,3 @@ def printed(show, *of):
         show(*of)
     print(text.getvalue(), end="")
     return text.getvalue()
-
-
-def main(run, options):
-    """Call run(options), and end with one line if it fails or is interrupted."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run(options)
-    except KeyboardInterrupt:
-        sys.exit("bench: interrupted")
-    except (AssertionError, BenchError, BuildError, LabError, CommandFailed, OSError, QMPError) as e:
-        sys.exit("bench: error: " + "\n".join([str(e), *getattr(e, "__notes__", ())]))

@@ -14,12 +14,13 @@ import argparse
 import re
 import statistics
 from collections import defaultdict, namedtuple
+from typing import Any
 
-import bench
-import postcopy
-from bench import say
-from lab import Lab
-from pair import FORK, MIB, Pair
+from tests.bench import bench, postcopy
+from tests.lab import program
+from tests.lab.lab import Lab
+from tests.lab.pair import FORK, MIB, Pair
+from tests.lab.program import say
 
 SOURCE = ("migrate_handle_rp_req_pages", "postcopy_preempt_send_host_page")
 DESTINATION = {
@@ -81,19 +82,21 @@ def faults(variant, source, destination):
                    lambda m: int(m[1], 0) if int(m[2], 0) & HAS_DATA else -1)
     exits = Times(destination, "kvm_exit_on_missing", r"cpu_index (\d+)")
     woken = Times(destination, "postcopy_fault_exit_end", r"cpu (\d+) placed 1")
-    base = None
+    base: int | None = None
+    begins: list[tuple[int, int | None, int]]   # us, vCPU, offset
     if variant == "stock":
         placed = Times(destination, "postcopy_place_page", r"host=(0x\w+)")
-        begins = [(e, re.search(rf"HVA=(0x\w+) rb={BLOCK} offset=(0x\w+)", e.text)) for e in destination
-                  if e.name == "postcopy_ram_fault_thread_request"]
-        begins = [(e.us, None, int(m[2], 0), int(m[1], 0)) for e, m in begins if m]
-        base = begins[0][3] - begins[0][2]
+        of_stock = [(e.us, int(m[2], 0), int(m[1], 0)) for e in destination
+                    if e.name == "postcopy_ram_fault_thread_request"
+                    and (m := re.search(rf"HVA=(0x\w+) rb={BLOCK} offset=(0x\w+)", e.text))]
+        base = of_stock[0][2] - of_stock[0][1]
+        begins = [(us, None, offset) for us, offset, _ in of_stock]
     else:
         placed = Times(destination, "postcopy_place", rf"{BLOCK} (0x\w+) ")
-        begins = [(e, re.search(rf"(?:cpu (\d+) )?{BLOCK} (0x\w+) state {ASK}$", e.text)) for e in destination
-                  if e.name in ("postcopy_fault_uffd", "postcopy_fault_exit")]
-        begins = [(e.us, m[1] and int(m[1]), int(m[2], 0), 0) for e, m in begins if m]
-    for us, cpu, offset, _ in begins:
+        begins = [(e.us, int(m[1]) if m[1] else None, int(m[2], 0)) for e in destination
+                  if e.name in ("postcopy_fault_uffd", "postcopy_fault_exit")
+                  and (m := re.search(rf"(?:cpu (\d+) )?{BLOCK} (0x\w+) state {ASK}$", e.text))]
+    for us, cpu, offset in begins:
         f = {"known": us, "handled": handled.next(offset, us), "taken": taken.next(offset >> PAGE_BITS, us),
              "header": header.next(offset, us),
              "placed": placed.next(offset if base is None else base + offset & ~((1 << PAGE_BITS) - 1), us)}
@@ -111,7 +114,7 @@ def migrate(lab, variant, options, traced):
     qemu, exits = postcopy.VARIANTS[variant]
     logs = [f"{lab.tmp}/{side}.events" for side in ("source", "destination")]
     names = DESTINATION["fork" if qemu == FORK else "stock"]
-    words = [trace_options(n, log) if traced else [] for n, log in zip((SOURCE, names), logs)]
+    words = [trace_options(n, log) if traced else [] for n, log in zip((SOURCE, names), logs, strict=True)]
     uri = postcopy.uri_of(lab, options.transport)
     with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=options.cpus, memory_mb=options.memory,
               pattern="disjoint", seed=1, traced=False, source_options=words[0], destination_options=words[1]) as pair:
@@ -122,7 +125,7 @@ def migrate(lab, variant, options, traced):
         src.cmd("migrate-start-postcopy")
         pair.destination.wait_event("end")
         pair.finish()
-        guest = postcopy.latencies(pair, dst.report(), src.report().first("boot")["tsc_khz"])
+        guest = postcopy.latencies(pair, dst.report(), src.report().the("boot")["tsc_khz"])
         found = []
         if traced:
             source, destination = (events(lab.read_file(log).decode()) for log in logs)
@@ -169,7 +172,7 @@ def show(results):
 
 def run(options):
     about = bench.about()
-    runs = {variant: {True: [], False: []} for variant in postcopy.VARIANTS}
+    runs: dict[str, dict[bool, list[Any]]] = {variant: {True: [], False: []} for variant in postcopy.VARIANTS}
     say("boot the lab")
     with Lab(name="breakdown") as lab:
         about |= postcopy.machine(lab)
@@ -183,7 +186,8 @@ def run(options):
             f"{options.transport}, {options.rounds} rounds. Medians do not add up.\n\n" + bench.printed(show, results))
     bench.write(options.name, {"about": about, "settings": {
         "vcpus_count": options.cpus, "memory_mib": options.memory, "transport": options.transport,
-        "rounds_count": options.rounds}, "results": results}, f"Where the time of one demand fault goes: {options.cpus} vCPUs", text)
+        "rounds_count": options.rounds}, "results": results},
+        f"Where the time of one demand fault goes: {options.cpus} vCPUs", text)
 
 
 def main():
@@ -197,7 +201,7 @@ def main():
     parser.add_argument("--name", default="breakdown", help="of the report (breakdown)")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 3)
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

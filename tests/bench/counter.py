@@ -7,7 +7,7 @@ with kvm-counter-offset=on, is KVM's on processors without FEAT_ECV's CNTPOFF: e
 each VM one when it starts, by writing back the value that it has read.
 
 In the lab, where the processors are emulated, only the ratio tells something. With --qemu, the guest is run by this
-machine's KVM. Prints a table, and writes build/reports/counter.json.
+machine's KVM. Prints a table, and writes build/reports/counter.json and .md.
 """
 import argparse
 import contextlib
@@ -16,12 +16,13 @@ import shlex
 import subprocess
 import tempfile
 
-import bench
-import guest
-from bench import BenchError, say
-from counters import ONE_OFFSET
-from initramfs import qemu
-from lab import Lab
+from tests.bench import bench
+from tests.bench.bench import Figures
+from tests.lab import guest, program
+from tests.lab.counters import ONE_OFFSET
+from tests.lab.lab import Lab
+from tests.lab.paths import ROOT, qemu
+from tests.lab.program import ProgramError, say
 
 # Name: QEMU, words of its command line
 VARIANTS = {"native": ("fork", ()), "offset": ("fork", ONE_OFFSET), "stock": ("stock", ())}
@@ -38,10 +39,10 @@ def in_lab():
 @contextlib.contextmanager
 def here():
     def run(command):
-        done = subprocess.run(["/bin/sh", "-c", command], cwd=bench.ROOT, text=True,
+        done = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
         if done.returncode:
-            raise BenchError(f"exit status {done.returncode}: {command}\n{done.stdout}")
+            raise ProgramError(f"exit status {done.returncode}: {command}\n{done.stdout}")
         return done.stdout
     yield run
 
@@ -67,12 +68,22 @@ def measure(run, program, words):
                                     payload=guest.payload("counter", "aarch64")), *words]
         report = guest.Report(run(f"{shlex.join(command)} && cat {log.name}"))
     if report.error:
-        raise BenchError(f"the guest gave up: {report.error}")
+        raise ProgramError(f"the guest gave up: {report.error}")
     return report.all("counter")
 
 
+def show(report):
+    print("| counter | mean | standard deviation | median | 95 % | most |\n| --- | --- | --- | --- | --- | --- |")
+    for name, f in report["counters"].items():
+        print("| " + " | ".join([name, *(f"{f[key]:,.0f} ns" for key in (
+            "mean_ns", "standard_deviation_ns", "median_ns", "p95_ns", "most_ns"))]) + " |")
+    print(f"\nWith an offset, a reading takes {report['offset_to_native_ratio']['physical']} times as long of the "
+          f"physical counter, and {report['offset_to_native_ratio']['virtual']} times of the virtual one."
+          + ("\nProcessors are emulated here: only the ratio tells something." if report["lab"] else ""))
+
+
 def run(options):
-    report = {"lab": not options.qemu, "counters": {}}
+    report: Figures = {"about": bench.about(), "lab": not options.qemu, "counters": {}}
     with here() if options.qemu else in_lab() as command:
         for variant, (which, words) in VARIANTS.items():
             if options.qemu and which == "stock":
@@ -84,20 +95,13 @@ def run(options):
     report["offset_to_native_ratio"] = {
         counter: round(by_name[f"{counter} offset"]["mean_ns"] / by_name[f"{counter} native"]["mean_ns"], 2)
         for counter in ("virtual", "physical")}
-    print("| counter | mean | standard deviation | median | 95 % | most |\n| --- | --- | --- | --- | --- | --- |")
-    for name, f in by_name.items():
-        print("| " + " | ".join([name, *(f"{f[key]:,.0f} ns" for key in (
-            "mean_ns", "standard_deviation_ns", "median_ns", "p95_ns", "most_ns"))]) + " |")
-    print(f"\nWith an offset, a reading takes {report['offset_to_native_ratio']['physical']} times as long of the "
-          f"physical counter, and {report['offset_to_native_ratio']['virtual']} times of the virtual one."
-          + ("\nProcessors are emulated here: only the ratio tells something." if report["lab"] else ""))
-    bench.write("counter", report)
+    bench.write("counter", report, "Reading an arm64 guest's counters", bench.printed(show, report))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--qemu", metavar="PROGRAM", help="run the guest on this machine, by that qemu-system-aarch64")
-    bench.main(run, parser.parse_args())
+    program.main("bench", run, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ import argparse
 import json
 import statistics
 
-import bench
-import pictures
-from bench import say
-from lab import Lab
+from tests.bench import bench, pictures
+from tests.bench.bench import Figures
+from tests.lab import program
+from tests.lab.lab import Lab
+from tests.lab.program import say
 
 PROGRAM = "build/tests/demand-paging"
 BASE = "one reader"
@@ -35,7 +36,7 @@ def ratio(runs, variant, key="pages_per_s"):
     """(of the medians, least of the rounds, most)"""
     base = [run[key] for run in runs[BASE]]
     other = [run[key] for run in runs[variant]]
-    rounds = [o / b for o, b in zip(other, base)]
+    rounds = [o / b for o, b in zip(other, base, strict=True)]
     return statistics.median(other) / statistics.median(base), min(rounds), max(rounds)
 
 
@@ -70,8 +71,8 @@ def tables(results):
         yield "| ---: | --- " + "| ---: " * 8 + "|"
         for vcpus, runs in of.items():
             for variant, r in runs.items():
-                cpu_us = statistics.median((x["vcpu_threads_cpu_s"] + x["reader_threads_cpu_s"]) * 1e6 / x["touch_count"]
-                                           for x in r)
+                cpu_us = 1e6 * statistics.median(
+                    (x["vcpu_threads_cpu_s"] + x["reader_threads_cpu_s"]) / x["touch_count"] for x in r)
                 cells = [f"{median(r, f'latency_p{p}_us'):.0f}" for p in (50, 95, 99)]
                 cells += [f"{median(r, key):.0f}" for key in ("exits_count", "uffd_events_count", "eexist_count")]
                 cells += [f"{median(r, 'voluntary_switches_per_fault_count'):.2f}", f"{cpu_us:.0f}"]
@@ -94,7 +95,8 @@ def draw(results):
 def run(options):
     about = bench.about()
     kinds = list(KINDS)[:1] if options.quick else list(KINDS)
-    results = {kind: {vcpus: {v: [] for v in VARIANTS} for vcpus in options.vcpus} for kind in kinds}
+    results: dict[str, dict[int, dict[str, list[Figures]]]] = {
+        kind: {vcpus: {v: [] for v in VARIANTS} for vcpus in options.vcpus} for kind in kinds}
     say("boot the lab")
     with Lab(name="demand-paging", memory_mb=1024 + 2 * options.memory * max(options.vcpus)) as lab:
         about |= {"l1_processors_count": lab.cpus,
@@ -108,7 +110,8 @@ def run(options):
                     for variant in names[first:] + names[:first]:
                         runs[variant].append(measure(lab, kind, vcpus, variant, options))
     text = "\n".join([
-        f"{options.rounds} rounds, interleaved, {options.memory} MiB for each vCPU, one userfaultfd for all memory.", "",
+        f"{options.rounds} rounds, interleaved, {options.memory} MiB for each vCPU, one userfaultfd for all memory.",
+        "",
         *tables(results), *(f"* {line}" for line in verdicts(results))])
     print(text)
     bench.write("demand-paging", {
@@ -125,7 +128,7 @@ def main():
     options = parser.parse_args()
     options.memory = options.memory or (4 if options.quick else 16)
     options.rounds = options.rounds or (2 if options.quick else 5)
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ in a row. Prints a table, and writes build/reports/guest-time.json.
 """
 import argparse
 
-import bench
-from bench import say
-from clocks import CLOCK, ON, ClockPair, backwards, clocks, kvmclock_ns, numbers, offsets, signed
-from lab import Lab, tsc_khz
-from pair import FORK, STOCK, Side
+from tests.bench import bench
+from tests.lab import program
+from tests.lab.clocks import CLOCK, ON, ClockPair, backwards, clocks, kvmclock_ns, numbers, offsets, signed
+from tests.lab.lab import Lab, tsc_khz
+from tests.lab.pair import FORK, STOCK, Side
+from tests.lab.program import say
 
 CPUS = 4
 # Name: QEMU, policy
@@ -97,15 +98,17 @@ def spread(values, unit):
 
 
 def show(report):
-    print("| | added to TSC | added to kvmclock | kvmclock against TSC | offsets differ | backwards | passed in the blackout |\n"
+    print("| | added to TSC | added to kvmclock | kvmclock against TSC | offsets differ | backwards "
+          "| passed in the blackout |\n"
           "| --- | --- | --- | --- | --- | --- | --- |")
     for variant, runs in report["held"].items():
         for r in runs:
+            passed = f"{r['tsc_in_blackout_us']:.0f} us of {r['blackout_us']:.0f}" if "blackout_us" in r else ""
             print(f"| {variant}, {'post-copy' if r['postcopy'] else 'pre-copy'}, {r['held_s']} s "
                   f"| {spread(r['tsc_added_us'], 'us')} | {spread(r['kvmclock_added_us'], 'us')} "
                   f"| {spread([ns / 1000 for ns in r['kvmclock_against_tsc_ns']], 'us')} "
                   f"| {r['offsets_differ_cycles']} | {r['backwards_ticks_or_ns']} "
-                  f"| {'%.0f us of %.0f' % (r['tsc_in_blackout_us'], r['blackout_us']) if 'blackout_us' in r else ''} |")
+                  f"| {passed} |")
     for variant, hops in report["in_a_row"].items():
         last = hops[-1]
         print(f"| {variant}, {len(hops)} in a row | {last['tsc_added_us']:,.3f} us | "
@@ -139,7 +142,7 @@ def main():
     options = parser.parse_args()
     options.number = options.number or (5 if options.quick else 100)
     options.held = options.held or (1 if options.quick else 3)
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """This machine in place of the lab's first-level machine, for pair.Pair: its kernel, its KVM."""
-import functools
 import os
 import platform
 import signal
@@ -11,8 +10,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from bench import ROOT, BenchError, say
-from lab import CommandFailed, CommandTimeout, Result
+from tests.lab.lab import CommandFailed, CommandTimeout, Result
+from tests.lab.paths import ROOT
+from tests.lab.program import ProgramError, say
 
 EXIT_ON_MISSING = Path("/sys/module/kvm/parameters/exit_on_missing")
 HUGEPAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
@@ -36,7 +36,8 @@ class Job:
         self._reader.start()
 
     def _read(self):
-        while part := self._process.stdout.read1():
+        assert self._process.stdout
+        while part := os.read(self._process.stdout.fileno(), 1 << 16):
             self._data += part
 
     @property
@@ -82,7 +83,7 @@ class Host:
     def __init__(self, accelerator=None, hugepages=0):
         usable = os.access("/dev/kvm", os.R_OK | os.W_OK)
         if accelerator == "kvm" and not usable:
-            raise BenchError("no access to /dev/kvm: as root, or in the group kvm; or --accel tcg")
+            raise ProgramError("no access to /dev/kvm: as root, or in the group kvm; or --accel tcg")
         self.accelerator = accelerator or ("kvm" if usable else "tcg")
         # No more than PVM has
         self.qemu_words = ("-accel", self.accelerator,
@@ -91,11 +92,12 @@ class Host:
         self.hugepages = hugepages
         self.exit_on_missing = self.accelerator == "kvm" and EXIT_ON_MISSING.exists()
         self.kernel = platform.release()
+        self._ports = {}
 
     def __enter__(self):
         free = HUGEPAGES / "free_hugepages"
         if self.hugepages and (not free.exists() or int(free.read_text()) < self.hugepages):
-            raise BenchError(f"{self.hugepages} free huge pages of 2 MiB are needed; as root: "
+            raise ProgramError(f"{self.hugepages} free huge pages of 2 MiB are needed; as root: "
                              f"echo {self.hugepages} >{HUGEPAGES}/nr_hugepages")
         self._tmp = tempfile.TemporaryDirectory(prefix="bench-")
         self.tmp = self._tmp.name
@@ -125,9 +127,10 @@ class Host:
     def host_port(self, port):
         return port
 
-    @functools.cache
     def port(self, number):
         """A port that is free, always the same one for a number."""
-        with socket.socket() as s:
-            s.bind((self.address, 0))
-            return s.getsockname()[1]
+        if number not in self._ports:
+            with socket.socket() as s:
+                s.bind((self.address, 0))
+                self._ports[number] = s.getsockname()[1]
+        return self._ports[number]

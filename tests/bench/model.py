@@ -17,13 +17,13 @@ import re
 import statistics
 import time
 
-import bench
-import pictures
-import postcopy
-from bench import say
-from lab import Lab
-from pair import MIB, Pair, until
-from queues import Step, simulate
+from tests.bench import bench, pictures, postcopy
+from tests.bench.bench import Figures
+from tests.bench.queues import Step, simulate
+from tests.lab import program
+from tests.lab.lab import Lab
+from tests.lab.pair import MIB, Pair, until
+from tests.lab.program import ProgramError, say
 
 # Threads by what they do: (side, start of its name).
 THREADS = {
@@ -86,7 +86,7 @@ def measure(lab, variant, vcpus, options):
             time.sleep(options.window)
             last = look()
             if src.status() == "completed":
-                raise bench.BenchError("post-copy was over before enough was measured: take more --memory")
+                raise ProgramError("post-copy was over before enough was measured: take more --memory")
         pair.finish()
         span, requests = last[0] - first[0], last[1] - first[1]
         return {"requests_per_s": requests / span,
@@ -96,7 +96,7 @@ def measure(lab, variant, vcpus, options):
 def waiters_cost_us(lab, rounds):
     """What a wake-up costs more for each thread that waits in userfaultfd; of demand-paging's reader."""
     few, many = 16, 64
-    reader = {n: [] for n in (few, many)}
+    reader: dict[int, list[float]] = {n: [] for n in (few, many)}
     for _ in range(rounds):
         for n in reader:
             figures = json.loads(lab.run(f"build/tests/demand-paging -j -a -v {n} -b 1", check=True).output)
@@ -155,27 +155,30 @@ def show(measured, told, waiter_us):
         for vcpus, m in of.items():
             print(f"| {variant} | {vcpus} | " + " | ".join(f"{m['work_us'][name]:.0f}" for name in THREADS) + " |")
     print(f"\nEach further waiter in userfaultfd costs a wake-up {waiter_us:.2f} us.\n")
-    print("| variant | vCPUs | processors | faults/s, measured | model | error | a fault takes (us) | busiest server |\n"
+    print("| variant | vCPUs | processors | faults/s, measured | model | error | a fault takes (us) "
+          "| busiest server |\n"
           "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
     for variant, of in told.items():
         for p in of["points"]:
-            given = p["measured_per_s"] is not None
-            print(f"| {variant} | {p['vcpus_count']} | {p['processors_count']} "
-                  f"| {'%.0f' % p['measured_per_s'] if given else ''} | {p['model_per_s']:.0f} "
-                  f"| {'%+.0f %%' % (100 * p['error']) if given else ''} | {p['model_fault_us']:.0f} "
+            measured_per_s, error = ("", "") if p["measured_per_s"] is None else (
+                f"{p['measured_per_s']:.0f}", f"{100 * p['error']:+.0f} %")
+            print(f"| {variant} | {p['vcpus_count']} | {p['processors_count']} | {measured_per_s} "
+                  f"| {p['model_per_s']:.0f} | {error} | {p['model_fault_us']:.0f} "
                   f"| {p['busiest']}, {p['busiest_share']:.0%} |")
     errors = [abs(p["error"]) for of in told.values() for p in of["points"] if p["error"] is not None
               and p["vcpus_count"] > 1]
     print(f"\nError of the model beyond one vCPU: mean {statistics.mean(errors):.0%}, worst {max(errors):.0%}.")
     for n in PREDICTED:
         last = {v: next(p for p in of["points"] if p["vcpus_count"] == n) for v, of in told.items()}
-        print(f"At {n} vCPUs: exits on {last['exits on']['model_per_s'] / last['stock']['model_per_s']:.1f} x stock; "
-              f"the next bottleneck is the {last['exits on']['busiest']}, {last['exits on']['busiest_share']:.0%} busy.")
+        on = last["exits on"]
+        print(f"At {n} vCPUs: exits on {on['model_per_s'] / last['stock']['model_per_s']:.1f} x stock; "
+              f"the next bottleneck is the {on['busiest']}, {on['busiest_share']:.0%} busy.")
 
 
 def run(options):
     about = bench.about()
-    measured = {variant: {n: [] for n in options.cpus} for variant in postcopy.VARIANTS}
+    measured: dict[str, dict[int, list[Figures]]] = {
+        variant: {n: [] for n in options.cpus} for variant in postcopy.VARIANTS}
     say("boot the lab")
     with Lab(name="model") as lab:
         about |= postcopy.machine(lab)
@@ -194,8 +197,9 @@ def run(options):
     told = evaluate(middle, waiter_us, processors)
     pictures.rates("model", "Post-copy faults per second: measured in the lab, and by the model", {
         f"{processors} processors": {
-            f"{variant}, {what}": {p["vcpus_count"]: [p[key]] for p in told[variant]["points"] if p["error"] is not None}
-            for variant in ("stock", "exits on") for what, key in (("measured", "measured_per_s"), ("model", "model_per_s"))},
+            f"{variant}, {what}": {p["vcpus_count"]: [p[f"{what}_per_s"]] for p in told[variant]["points"]
+                                   if p["error"] is not None}
+            for variant in ("stock", "exits on") for what in ("measured", "model")},
         "as many processors as vCPUs": {
             variant: {p["vcpus_count"]: [p["model_per_s"]] for p in told[variant]["points"] if p["error"] is None}
             for variant in told}}, "faults/s", dashed={"stock, model", "exits on, model", *told})
@@ -216,7 +220,7 @@ def main():
     parser.add_argument("--window", type=float, default=0.8, metavar="S", help="time of one measurement (0.8)")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 3)
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 and between it and the rest lies a link with a delay and a bandwidth (tc netem)."""
 import shutil
 
-from bench import BenchError
-from pair import QMP_PORT
+from tests.lab.pair import QMP_PORT
+from tests.lab.program import ProgramError
 
 SPACE = "destination"
 HERE, THERE = "10.9.0.1", "10.9.0.2"
@@ -18,7 +18,7 @@ def programs():
     """Of the host, to have in the lab."""
     found = [shutil.which(name, path="/usr/sbin:/sbin:/usr/bin:/bin") for name in ("ip", "tc")]
     if not all(found):
-        raise BenchError("no ip or no tc: scripts/deps lab")
+        raise ProgramError("no ip or no tc: scripts/deps lab")
     return found
 
 

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Pictures of the benches, as PNG and SVG, in build/reports."""
+import itertools
 import statistics
 
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt     # noqa: E402
+import matplotlib.pyplot as plt
 
-from bench import REPORTS           # noqa: E402
+from tests.lab.paths import REPORTS
+from tests.lab.program import quantile
 
 COLOURS = ("#c8501e", "#7a7a7a", "#0b62a4", "#2f8f4e")
-POINTS = 100    # of a curve, at most
 # The same figures give the same file; text stays text.
 matplotlib.rcParams |= {"svg.hashsalt": "bench", "svg.fonttype": "none", "font.size": 9}
 
@@ -18,7 +19,7 @@ matplotlib.rcParams |= {"svg.hashsalt": "bench", "svg.fonttype": "none", "font.s
 def _panels(panels, height):
     figure, axes = plt.subplots(1, len(panels), figsize=(4.5 * len(panels) + 0.5, height),
                                 layout="constrained", squeeze=False)
-    return figure, zip(axes[0], panels.items())
+    return figure, zip(axes[0], panels.items(), strict=True)
 
 
 def _save(figure, name):
@@ -32,12 +33,10 @@ def distributions(name, title, panels):
     """panels: {title: {curve: microseconds of touches, any number in any order}}"""
     figure, axes = _panels(panels, 3.8)
     for axis, (panel, curves) in axes:
-        for colour, (label, values) in zip(COLOURS, curves.items()):
+        for colour, (label, values) in zip(itertools.cycle(COLOURS), curves.items()):
             values = sorted(values)
-            share = [i / POINTS for i in range(POINTS + 1)]
-            points = [values[min(len(values) - 1, int(s * len(values)))] for s in share]
-            axis.plot(points, share, color=colour, linewidth=1.6,
-                      label=f"{label}: median {statistics.median(values):.0f} µs")
+            axis.plot([quantile(values, i) for i in range(101)], [i / 100 for i in range(101)],
+                      color=colour, linewidth=1.6, label=f"{label}: median {statistics.median(values):.0f} µs")
         axis.set(title=panel, xscale="log", ylim=(0, 1), xlabel="latency of a touch, timed by the guest (µs)",
                  ylabel="share of touches that took at most this long")
         axis.grid(alpha=0.3)
@@ -51,11 +50,11 @@ def rates(name, title, panels, y, x="vCPUs", dashed=()):
     dashed: curves that are not measured."""
     figure, axes = _panels(panels, 3.6)
     for axis, (panel, curves) in axes:
-        for colour, (label, points) in zip(COLOURS, curves.items()):
+        for colour, (label, points) in zip(itertools.cycle(COLOURS), curves.items()):
             at = list(points)
             middle = [statistics.median(values) for values in points.values()]
-            below = [m - min(values) for m, values in zip(middle, points.values())]
-            above = [max(values) - m for m, values in zip(middle, points.values())]
+            below = [m - min(values) for m, values in zip(middle, points.values(), strict=True)]
+            above = [max(values) - m for m, values in zip(middle, points.values(), strict=True)]
             axis.errorbar(at, middle, yerr=(below, above), color=colour, linewidth=1.6, capsize=3,
                           marker="o", markersize=3, label=label, linestyle="--" if label in dashed else "-")
         axis.set(title=panel, xlabel=x, ylabel=y, ylim=(0, None), xscale="log")
@@ -73,10 +72,10 @@ def over_time(name, title, panels, x):
     curve; the legend has the medians of their ends."""
     figure, axes = _panels(panels, 3.6)
     for axis, (panel, curves) in axes:
-        for colour, (label, rounds) in zip(COLOURS, curves.items()):
+        for colour, (label, rounds) in zip(itertools.cycle(COLOURS), curves.items()):
             end = statistics.median(points[-1][1] for points in rounds)
             for n, points in enumerate(rounds):
-                axis.plot(*zip(*points), color=colour, linewidth=0.9, alpha=0.8,
+                axis.plot(*zip(*points, strict=True), color=colour, linewidth=0.9, alpha=0.8,
                           label=None if n else f"{label}: {end:.0f}")
         axis.set(title=panel, xlabel=x, ylim=(0, None))
         axis.grid(alpha=0.3)

@@ -20,15 +20,18 @@ import re
 import shutil
 import statistics
 from collections import Counter, namedtuple
+from typing import Any
 
-import bench
-import pictures
-from bench import say
-from host import EXIT_ON_MISSING, Host
-from initramfs import qemu
-from lab import Lab
-from network import APPEND, Network, programs
-from pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
+from tests.bench import bench, pictures
+from tests.bench.bench import Figures
+from tests.bench.host import EXIT_ON_MISSING, Host
+from tests.bench.network import APPEND, Network, programs
+from tests.lab import program
+from tests.lab.lab import Lab
+from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
+from tests.lab.paths import qemu
+from tests.lab.program import ProgramError, aligned, quantile, say
+from tests.lab.text import search
 
 # QEMU on both sides, and postcopy-fault-exits.
 VARIANTS = {"stock": (STOCK, None), "exits off": (FORK, "off"), "exits on": (FORK, "on")}
@@ -38,7 +41,7 @@ BACKENDS = {
     "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
 }
 # Parameters of the guest.
-LOADS = {
+LOADS: dict[str, dict[str, Any]] = {
     "disjoint": {"pattern": "disjoint"},        # each vCPU its part of memory, in random order
     "sequential": {"pattern": "sequential"},    # the same in the order of addresses
     "shared": {"pattern": "shared"},            # all vCPUs the same pages, at the same time
@@ -99,7 +102,7 @@ class Meter:
         for i in range(2):
             total[i] -= sum(n[i] for n in begin.values())
             total[i] -= sum(n[i] - end[tid][i] for tid, n in last.items() if tid in end)
-        cpu = [b - a for a, b in zip(self.first[1], self.second[1])]
+        cpu = [b - a for a, b in zip(self.first[1], self.second[1], strict=True)]
         return {"voluntary_switches_count": total[0], "involuntary_switches_count": total[1],
                 "source_cpu_s": round(cpu[0], 2), "destination_cpu_s": round(cpu[1], 2),
                 "cpu_s": round(sum(cpu), 2)}
@@ -107,8 +110,7 @@ class Meter:
 
 def quantiles(values, name="latency"):
     values = sorted(values)
-    return {f"{name}_p{p}_us": values[min(len(values) - 1, len(values) * p // 100)]
-            if values else None for p in (50, 95, 99)}
+    return {f"{name}_p{p}_us": quantile(values, p) for p in (50, 95, 99)}
 
 
 def demand_faults(pair):
@@ -122,10 +124,7 @@ def demand_faults(pair):
 def latencies(pair, report, tsc_khz):
     """After the guest's end: of its touches that waited, of those that missed their page, and of the
     others."""
-    address, size = report.sample_span()
-    path = f"{pair.lab.tmp}/destination.memory"
-    pair.destination.cmd("pmemsave", val=address, size=size, filename=path)
-    passes = report.latencies_us(pair.lab.read_file(path), tsc_khz)
+    passes = report.latencies_us(pair.destination.memory(*report.sample_span()), tsc_khz)
     touches, present = ([t for cpu in one for t in cpu] for one in passes)
     present_us = statistics.median(present)
     threshold_us = max(THRESHOLD_MEDIANS * present_us, pair.lab.wait_us)
@@ -158,7 +157,8 @@ class Strace:
         """End strace, and count: by name, calls and bytes."""
         self.lab.run("kill -INT $(pidof strace)", check=True)
         self.job.wait()
-        counts, begun = Counter(), {}
+        counts: Counter[str] = Counter()
+        begun: dict[str, str] = {}
         for line in self.lab.read_file(STRACE_LOG).decode(errors="replace").splitlines():
             thread, _, text = line.partition(" ")
             text = text.strip()
@@ -175,8 +175,8 @@ class Strace:
 
 def call(text, counts):
     """Count one call in strace's words."""
-    result = re.search(r"\) += (-?\d+)[^()]*(\([^()]*\))?$", text)
-    result = int(result[1]) if result else 0
+    returned = re.search(r"\) += (-?\d+)[^()]*(\([^()]*\))?$", text)
+    result = int(returned[1]) if returned else 0
     name = text.partition("(")[0]
     uffd = re.search(r", UFFDIO_(COPY|ZEROPAGE|CONTINUE|WAKE)\b", text)
     if uffd and uffd[1] == "WAKE":
@@ -188,7 +188,7 @@ def call(text, counts):
         counts[f"uffdio_{uffd[1].lower()}{mode}_count"] += 1
         counts["placed_page_count"] += result == 0
         if uffd[1] == "COPY" and result == 0:
-            counts["uffdio_copy_bytes"] += int(re.search(r"len=(\w+)", text)[1], 0)
+            counts["uffdio_copy_bytes"] += int(search(r"len=(\w+)", text)[1], 0)
     elif name == "read" and "<anon_inode:[userfaultfd]>" in text:
         counts["uffd_read_count"] += 1
     elif name == "recvmsg":
@@ -226,9 +226,9 @@ def migrate(lab, variant, case, options, network=None, count=False):
         pair.finish()
         info, total = dst.cmd("query-migrate"), src.cmd("query-migrate")
         requests, demand = total["ram"]["postcopy-requests"], demand_faults(pair)
-        if count:
+        if strace:
             return strace.stop() | {"demand_fault_count": demand}
-        report, boot = dst.report(), src.report().first("boot")
+        report, boot = dst.report(), src.report().the("boot")
         result = latencies(pair, report, boot["tsc_khz"]) | meter.figures()
         return result | {
             "demand_fault_count": demand,
@@ -255,9 +255,7 @@ def table(rows, results, form):
         first, *others = middle.values()
         ratios = ["-" if not first or other is None else f"{other / first:.2f}" for other in others]
         lines.append((label, *cells, *ratios))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(line[0].ljust(widths[0]) + "".join(
-        "  " + cell.rjust(width) for cell, width in zip(line[1:], widths[1:])) for line in lines)
+    return "\n".join(aligned(lines))
 
 
 MEASURED = (
@@ -332,7 +330,7 @@ def draw(name, title, measured):
         name_of(case): {v: [us for run in runs for us in run["latency_permille_us"]] for v, runs in of.items()}
         for case, of in list(measured.items())[:3]})
     if len({case.vcpus for case in measured}) > 1:
-        panels = {}
+        panels: dict[str, dict[str, dict[int, list[float]]]] = {}
         for case, of in measured.items():
             for v, runs in of.items():
                 curve = panels.setdefault(f"{case.backend} memory, {case.load} load", {}).setdefault(v, {})
@@ -358,22 +356,23 @@ def where(options):
     if options.host:
         return Host(options.accel, hugepages)
     say("boot the lab")
+    strace = shutil.which("strace")
     return Lab(name="bench", memory_mb=2048 + 6 * options.memory, hugepages=hugepages,
                append=APPEND if options.network else "",
-               extra=[*([shutil.which("strace")] if options.count else []), *(programs() if options.network else [])])
+               extra=[*([strace] if options.count and strace else []), *(programs() if options.network else [])])
 
 
 def run(options):
     if options.count and not shutil.which("strace"):
-        raise bench.BenchError("no strace: scripts/deps lab")
+        raise ProgramError("no strace: scripts/deps lab")
     about = bench.about()
     place = where(options)
     names = [name for name in VARIANTS if name != "exits on" or place.exit_on_missing]
     # Huge pages: one of them at a time is what vCPUs meet in.
     cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus)
              for backend in options.backends for load in options.load or [None] for vcpus in options.cpus]
-    measured = {case: {variant: [] for variant in names} for case in cases}
-    counted = {case: {} for case in cases} if options.count else {}
+    measured: dict[Case, dict[str, list[Figures]]] = {case: {variant: [] for variant in names} for case in cases}
+    counted: dict[Case, dict[str, Figures]] = {case: {} for case in cases} if options.count else {}
     with place as lab:
         about |= machine(lab)
         network = Network(lab, options.delay, options.bandwidth) if options.network else None
@@ -449,7 +448,7 @@ def main():
         parser.error("--delay and --bandwidth are for the lab: they need a network name space")
     if options.rounds is None:
         options.rounds = 2 if options.quick else 5
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 """A closed network of queues: vCPUs fault, and threads serve the faults one after the other, on some processors.
 
 A vCPU's cycle is a list of steps, each work of a thread: of the vCPU's own, or of a server that all
-share. A thread that has nothing to do sleeps, and its next job costs more; a server that goes on from one job to the next
-does not. Who is woken gets an idle processor if there is one, after some time in which nobody works; otherwise
-that of the waker, when it has ended.
+share. A thread that has nothing to do sleeps, and its next job costs more; a server that goes on from one
+job to the next does not. Who is woken gets an idle processor if there is one, after some time in which
+nobody works; otherwise that of the waker, when it has ended.
 """
 import heapq
 import random
@@ -20,11 +20,11 @@ WARM_UP = 0.2           # share of the faults that do not count
 def simulate(steps, vcpus, processors, wake_us, faults=6000, seed=1):
     """faults: so many; busy_share: of each server, the share of time that it works."""
     rng = random.Random(seed)
-    waiting = {step.server: deque() for step in steps if step.server}
+    waiting: dict[str, deque[tuple[int, int]]] = {step.server: deque() for step in steps if step.server}
     awake = dict.fromkeys(waiting, False)
     worked = dict.fromkeys(waiting, 0.0)
-    ready = deque()     # (vCPU, step, us) that want a processor
-    ends = []           # (time, number of the job, vCPU, step)
+    ready: deque[tuple[int, int, float]] = deque()  # vCPU, step, us: they want a processor
+    ends: list[tuple[float, int, int, int]] = []    # time, number of the job, vCPU, step
     started = [0.0] * vcpus
     free, now, number, done, warm_at, spans = processors, 0.0, 0, 0, 0.0, 0.0
     warm = int(faults * WARM_UP)

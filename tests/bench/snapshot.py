@@ -23,13 +23,16 @@ import shlex
 import statistics
 import time
 
-import bench
-import guest
-from bench import ROOT, BenchError, say
-from host import Host
-from initramfs import programs, qemu
-from lab import Lab
-from pair import FORK, STOCK, Side
+from tests.bench import bench
+from tests.bench.bench import Figures
+from tests.bench.host import Host
+from tests.lab import guest, program
+from tests.lab.initramfs import programs
+from tests.lab.lab import Lab
+from tests.lab.pair import FORK, STOCK, Side
+from tests.lab.paths import ROOT, qemu
+from tests.lab.program import ProgramError, say
+from tests.lab.text import search
 
 VARIANTS = (STOCK, FORK)
 KINDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
@@ -54,14 +57,14 @@ PUBLISHED_US = {
 }
 
 
-def protect_ways(lab, program, options):
+def protect_ways(lab, protect, options):
     """{transparent huge pages: {way: figures of each round}}"""
-    runs = {thp: {way: [] for way in WAYS} for thp in (False, True)}
+    runs: dict[bool, dict[str, list[Figures]]] = {thp: {way: [] for way in WAYS} for thp in (False, True)}
     for n in range(options.rounds):
         for thp, of in runs.items():
             wrapper = lab.huge_pages(thp)
             for way in list(of)[::-1 if n % 2 else 1]:
-                argv = [*wrapper, program, way, options.ways_mib, "on" if thp else "off"]
+                argv = [*wrapper, protect, way, options.ways_mib, "on" if thp else "off"]
                 output = lab.run(shlex.join(map(str, argv)), timeout=TIMEOUT_S, check=True).output
                 of[way].append(json.loads(output))
     say("protected empty memory in each way")
@@ -116,25 +119,22 @@ def measure(lab, variant, case, options):
         side.cmd("migrate-set-capabilities", capabilities=[
             {"capability": c, "state": True} for c in ("background-snapshot", "events")])
 
-        def dump(name):
-            side.cmd("pmemsave", val=boot["times_address"],
-                     size=4 * guest.TIMES_BUCKETS * options.cpus, filename=f"{lab.tmp}/{name}")
-            return lab.read_file(f"{lab.tmp}/{name}")
-        before, times = memory_kib(side), dump("before")
+        buckets = boot["times_address"], 4 * guest.TIMES_BUCKETS * options.cpus
+        before, times = memory_kib(side), side.memory(*buckets)
         side.qmp.get_events()
         side.qmp.clear_events()
         side.cmd("migrate", uri=f"file:{snapshot}")
-        at = {}
+        at: dict[str, int] = {}
         while not {"completed", "failed"} & set(at):
             event = side.qmp.pull_event(wait=TIMEOUT_S)
             if not event:
-                raise BenchError("the snapshot does not end")
+                raise ProgramError("the snapshot does not end")
             name = event.get("data", {}).get("status") or event["event"]
             at[name] = (event["timestamp"]["seconds"] * 10**6 + event["timestamp"]["microseconds"])
         info = side.cmd("query-migrate")
         if info["status"] != "completed":
-            raise BenchError(f"the snapshot failed: {info}")
-        touches = guest.times(times, dump("after"), boot["tsc_khz"])
+            raise ProgramError(f"the snapshot failed: {info}")
+        touches = guest.times(times, side.memory(*buckets), boot["tsc_khz"])
         after = memory_kib(side)
         size, blocks = map(int, lab.run(f"stat -c '%s %b' {snapshot}", check=True).output.split())
         grown = sum(after[k] - before[k] for k in ("resident", "tables"))
@@ -196,23 +196,25 @@ def show(results):
 
 
 def run(options):
-    about, results = bench.about(), []
-    program = programs()["protect"]
+    about = bench.about()
+    results: list[Figures] = []
+    protect = programs()["protect"]
+    place: Lab | Host
     if options.lab:
         # The guest, its snapshot, and what stock QEMU makes of a memfd.
-        program = program.relative_to(ROOT)
+        protect = protect.relative_to(ROOT)
         place = Lab(name="bench", memory_mb=1024 * max(options.sizes) * 2 + 2048)
     else:
         place = Host(options.accel)
     with place as lab:
-        ways = protect_ways(lab, program, options)
+        ways = protect_ways(lab, protect, options)
         for case in cases(options):
             free = lab.run("cat /proc/meminfo", check=True).output
-            available_mib = int(re.search(r"MemAvailable:\s+(\d+)", free)[1]) >> 10
+            available_mib = int(search(r"MemAvailable:\s+(\d+)", free)[1]) >> 10
             if available_mib < case["guest_mib"] * 1.5 + 512:
                 say(f"{name_of(case)}: left out, there are {available_mib} MiB")
                 continue
-            runs = {variant: [] for variant in VARIANTS}
+            runs: dict[str, list[Figures]] = {variant: [] for variant in VARIANTS}
             for n in range(options.rounds):
                 for variant in VARIANTS[::-1 if n % 2 else 1]:
                     runs[variant].append(measure(lab, variant, case, options))
@@ -256,7 +258,7 @@ def main():
     options.sizes = options.sizes or ([1] if options.quick or options.lab else [1, 4, 8])
     options.ways_mib = options.ways_mib or (1024 if options.quick or options.lab else 4096)
     options.rounds = options.rounds or (1 if options.quick else 3)
-    bench.main(run, options)
+    program.main("bench", run, options)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 """tests/bench/demand-paging in the lab: who serves its faults, and what it refuses."""
 import json
 
-import pytest
-
-from arches import on_both
-from initramfs import below
+from tests.lab.arches import on_both
+from tests.lab.paths import below
 
 SWITCH = "/sys/module/kvm/parameters/exit_on_missing"
 PAGES = 512     # of two vCPUs with 1 MiB each

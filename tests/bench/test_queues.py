@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The model's simulation, where the answer is known."""
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from queues import Step, simulate  # noqa: E402
+from tests.bench.queues import Step, simulate
 
 CYCLE = [Step(None, 10, 10), Step("a", 40, 20), Step("b", 30, 30), Step(None, 20, 20)]
 
@@ -28,5 +23,5 @@ def test_slowest_server_decides():
 
 def test_one_processor_does_all_the_work():
     result = simulate(CYCLE, vcpus=4, processors=1, wake_us=5)
-    assert 1e6 / (10 + 40 + 30 + 20) <= result.faults_per_s * 1.03
+    assert result.faults_per_s * 1.03 >= 1e6 / (10 + 40 + 30 + 20)
     assert result.faults_per_s <= 1e6 / (10 + 20 + 30 + 20) * 1.03

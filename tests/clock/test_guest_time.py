@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 from qemu.qmp import ExecuteError
 
-from clocks import ON, ClockPair, clocks, numbers, offsets
-from lab import Lab, tsc_khz
-from pair import FORK, INJECT, STOCK, Side, until
+from tests.lab.clocks import ON, ClockPair, clocks, numbers, offsets
+from tests.lab.lab import Lab, tsc_khz
+from tests.lab.pair import FORK, INJECT, STOCK, Side, until
 
 GAP_S = 3
 HELD = ("-S",)      # the destination does not run before "cont"
@@ -173,12 +173,12 @@ def test_differences_stay(lab, policy):
         # What QEMU has set, from the instant of the stop to that of the start
         stop, start = numbers(pair.source, "kvm_guest_time_stop"), numbers(pair.destination, "kvm_guest_time_start")
         passed = (start["kvmclock"] - stop["kvmclock"]) * tsc_khz() / 1e6
-        for then, o in zip(was, now):
+        for then, o in zip(was, now, strict=True):
             assert abs(start["host TSC"] + o - (stop["host TSC"] + then) - passed) <= 2
         # What the guest sees: with different offsets, KVM has no master clock and reads for each vCPU
         # the TSC, then its base clock. So the kvmclock is never behind, but ahead by the time between
         # the two. Interrupts are off then, but the lab's host may run something else for a time slice.
-        assert -RELATION_NS <= min(jump.relation_ns), jump.relation_ns
+        assert min(jump.relation_ns) >= -RELATION_NS, jump.relation_ns
         assert max(jump.relation_ns) < 0.1 * GAP_S * 1e9, jump.relation_ns
         assert (abs(jump.tsc_us[0]) <= 10) == (policy == "continuous")
 
@@ -327,7 +327,7 @@ def test_moved_on_before_it_runs(lab, on):
         for event in events:
             assert event["back_tsc"] == event["back_clock"] == 0, event
         if on:
-            for now, then in zip(offsets(third), was):
+            for now, then in zip(offsets(third), was, strict=True):
                 assert abs(now - then) * 1000 / tsc_khz() <= 10
             for event in events:
                 assert event["step_tsc"] > GAP_S * tsc_khz() * 1000, event

@@ -6,15 +6,15 @@ import os
 import shlex
 import subprocess
 import time
+from typing import Any
 
 import pytest
 from qemu.qmp.legacy import QEMUMonitorProtocol
 
-import guest
-from clocks import CLOCK, ON
-from guest import ROOT
-from initramfs import qemu
-from pair import until
+from tests.lab import guest
+from tests.lab.clocks import CLOCK, ON
+from tests.lab.pair import until
+from tests.lab.paths import ROOT, qemu
 
 KVM_CREATE_VM = 0xAE01
 KVM_CREATE_VCPU = 0xAE41
@@ -62,7 +62,12 @@ class Qemu:
         until(lambda: os.path.exists(socket) or self.process.poll() is not None, shlex.join(map(str, argv)))
         self.qmp = QEMUMonitorProtocol(socket)
         self.qmp.connect()
-        self.cmd = self.qmp.cmd
+
+    def cmd(self, name, **arguments) -> Any:
+        return self.qmp.cmd(name, **arguments)
+
+    def wait_completed(self):
+        until(lambda: self.cmd("query-migrate").get("status") == "completed", "migration")
 
     def report(self):
         return guest.Report(self.console.read_text())
@@ -89,7 +94,7 @@ def test_both_clocks_fall_back(tmp_path, policy):
         until(lambda: source.report().first("ready"), "the guest runs")
         source.cmd("migrate", uri=stream)
         for side in source, destination:
-            until(lambda: side.cmd("query-migrate").get("status") == "completed", "migration")
+            side.wait_completed()
         time.sleep(GAP_S)
         destination.cmd("cont")
         until(lambda: len([e for e in destination.report().all("clock") if e["move"] == 1]) >= 2,

@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from clocks import ClockPair, numbers, offsets
-from lab import Lab, tsc_khz
+from tests.lab.clocks import ClockPair, numbers, offsets
+from tests.lab.lab import Lab, tsc_khz
 
 pytestmark = pytest.mark.slow
 GAP_S = 3
@@ -49,58 +49,58 @@ class Hosts:
 @pytest.mark.parametrize("postcopy", [False, True], ids=["precopy", "postcopy"])
 @pytest.mark.parametrize("policy", ["continuous", "stopped"])
 def test_different_bases(tmp_path, policy, postcopy):
-    with Hosts(tmp_path) as hosts:
-        with ClockPair(hosts.a, destination_lab=hosts.b, policy=policy, destination_options=("-S",), cpus=2,
-                       capabilities=() if postcopy else None) as pair:
-            differ_ns, pair.tsc_base, wrong_ns = hosts.compare()
-            jump = pair.moved(GAP_S, postcopy)
-            later_ns, later_base, later_wrong_ns = hosts.compare()
-            print(f"time of day differs by {differ_ns} and {later_ns} ns, TSC by {pair.tsc_base} and {later_base}, "
-                  f"to {wrong_ns} and {later_wrong_ns} ns; TSC by {jump.tsc_us} us, {jump.relation_ns} ns")
-            assert abs(pair.tsc_base) > tsc_khz() * 1000, "the TSCs began a second or more apart"
-            assert jump.offsets_differ == 0 and jump.backwards == 0
-            assert max(map(abs, jump.relation_ns)) <= 100, jump.relation_ns
-            if policy == "continuous":
-                bound_us = (max(abs(differ_ns), abs(later_ns)) + wrong_ns) / 1000 + 10
-                assert max(map(abs, jump.tsc_us)) <= bound_us, jump.tsc_us
-                assert jump.steps_s[0] > GAP_S
-            else:
-                assert max(jump.tsc_us) < -GAP_S * 1e6
-                assert 0 <= pair.passed_in_blackout_us(jump) < 0.1e6
-            assert not pair.warnings()
+    with (Hosts(tmp_path) as hosts,
+          ClockPair(hosts.a, destination_lab=hosts.b, policy=policy, destination_options=("-S",), cpus=2,
+                    capabilities=() if postcopy else None) as pair):
+        differ_ns, pair.tsc_base, wrong_ns = hosts.compare()
+        jump = pair.moved(GAP_S, postcopy)
+        later_ns, later_base, later_wrong_ns = hosts.compare()
+        print(f"time of day differs by {differ_ns} and {later_ns} ns, TSC by {pair.tsc_base} and {later_base}, "
+              f"to {wrong_ns} and {later_wrong_ns} ns; TSC by {jump.tsc_us} us, {jump.relation_ns} ns")
+        assert abs(pair.tsc_base) > tsc_khz() * 1000, "the TSCs began a second or more apart"
+        assert jump.offsets_differ == 0 and jump.backwards == 0
+        assert max(map(abs, jump.relation_ns)) <= 100, jump.relation_ns
+        if policy == "continuous":
+            bound_us = (max(abs(differ_ns), abs(later_ns)) + wrong_ns) / 1000 + 10
+            assert max(map(abs, jump.tsc_us)) <= bound_us, jump.tsc_us
+            assert jump.steps_s[0] > GAP_S
+        else:
+            assert max(jump.tsc_us) < -GAP_S * 1e6
+            assert 0 <= pair.passed_in_blackout_us(jump) < 0.1e6
+        assert not pair.warnings()
 
 
 def test_other_frequency(tmp_path):
     """One per cent faster, or so Linux believes, and KVM cannot scale."""
-    with Hosts(tmp_path, append=f"{BELIEVE} tsc_early_khz={tsc_khz() * 101 // 100}") as hosts:
-        with ClockPair(hosts.a, destination_lab=hosts.b, policy="continuous",
-                       destination_options=("-S",), cpus=2, capabilities=None) as pair:
-            _, pair.tsc_base, _ = hosts.compare()
-            jump = pair.moved(GAP_S)
-            assert jump.backwards == 0
-            assert max(jump.tsc_us) < -GAP_S * 1e6 * 0.9, "neither clock counts the blackout"
-            [line] = pair.warnings()
-            assert "the guest's TSC has another frequency here" in line
-            assert "TSC scaling unavailable" in pair.destination.job.output
+    with (Hosts(tmp_path, append=f"{BELIEVE} tsc_early_khz={tsc_khz() * 101 // 100}") as hosts,
+          ClockPair(hosts.a, destination_lab=hosts.b, policy="continuous",
+                    destination_options=("-S",), cpus=2, capabilities=None) as pair):
+        _, pair.tsc_base, _ = hosts.compare()
+        jump = pair.moved(GAP_S)
+        assert jump.backwards == 0
+        assert max(jump.tsc_us) < -GAP_S * 1e6 * 0.9, "neither clock counts the blackout"
+        [line] = pair.warnings()
+        assert "the guest's TSC has another frequency here" in line
+        assert "TSC scaling unavailable" in pair.destination.job.output
 
 
 def test_other_frequency_scaled(tmp_path):
     """The same, and KVM scales: exact by the view of a host whose seconds are one per cent too long."""
-    with Hosts(tmp_path, append=f"{BELIEVE} tsc_early_khz={tsc_khz() * 101 // 100}", cpu="max") as hosts:
-        with ClockPair(hosts.a, destination_lab=hosts.b, policy="continuous",
-                       destination_options=("-S",), cpus=2, capabilities=None) as pair:
-            pair.source.wait_event("ready")
-            was = offsets(pair.source)
-            jump = pair.moved(GAP_S)
-            assert not pair.warnings()
-            assert jump.backwards == 0 and jump.offsets_differ == 0
-            # KVM rounds the scaled frequency: 1 kHz is 0.4 ppm of the guest's whole life
-            assert max(map(abs, jump.relation_ns)) <= 50 * 1000, jump.relation_ns
-            stop = numbers(pair.source, "kvm_guest_time_stop")
-            start = numbers(pair.destination, "kvm_guest_time_start")
-            ratio = (tsc_khz() << 32) // (tsc_khz() * 101 // 100)
-            for before, after in zip(was, offsets(pair.destination)):
-                cycles = (start["host TSC"] * ratio >> 32) + after - (stop["host TSC"] + before)
-                passed_ns = start["kvmclock"] - stop["kvmclock"]
-                assert passed_ns > GAP_S * 1e9
-                assert abs(cycles - passed_ns * tsc_khz() / 1e6) <= 2
+    with (Hosts(tmp_path, append=f"{BELIEVE} tsc_early_khz={tsc_khz() * 101 // 100}", cpu="max") as hosts,
+          ClockPair(hosts.a, destination_lab=hosts.b, policy="continuous",
+                    destination_options=("-S",), cpus=2, capabilities=None) as pair):
+        pair.source.wait_event("ready")
+        was = offsets(pair.source)
+        jump = pair.moved(GAP_S)
+        assert not pair.warnings()
+        assert jump.backwards == 0 and jump.offsets_differ == 0
+        # KVM rounds the scaled frequency: 1 kHz is 0.4 ppm of the guest's whole life
+        assert max(map(abs, jump.relation_ns)) <= 50 * 1000, jump.relation_ns
+        stop = numbers(pair.source, "kvm_guest_time_stop")
+        start = numbers(pair.destination, "kvm_guest_time_start")
+        ratio = (tsc_khz() << 32) // (tsc_khz() * 101 // 100)
+        for before, after in zip(was, offsets(pair.destination), strict=True):
+            cycles = (start["host TSC"] * ratio >> 32) + after - (stop["host TSC"] + before)
+            passed_ns = start["kvmclock"] - stop["kvmclock"]
+            assert passed_ns > GAP_S * 1e9
+            assert abs(cycles - passed_ns * tsc_khz() / 1e6) <= 2

@@ -6,28 +6,19 @@ Prints a table, and writes build/reports/demo.json, demo.png and demo.svg.
 What is measured, and how, is told in docs/demo.md.
 """
 import argparse
-import contextlib
 import json
-import signal
 import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path += [str(ROOT / "tests" / "lab"), str(ROOT / "tests" / "guest")]
+from tests.demo import picture
+from tests.lab import program
+from tests.lab.lab import MACHINES, Lab
+from tests.lab.pair import Pair, until
+from tests.lab.paths import REPORTS, ROOT, below
+from tests.lab.program import aligned, quantile, say
 
-import guest                                            # noqa: E402
-import picture                                          # noqa: E402
-from initramfs import BuildError, below, qemu           # noqa: E402
-from lab import MACHINES, CommandFailed, Lab, LabError  # noqa: E402
-from qemu.qmp import QMPError                           # noqa: E402
-from qemu.qmp.legacy import QEMUMonitorProtocol         # noqa: E402
-
-REPORTS = ROOT / "build" / "reports"
-QMP_PORT = {"source": 4001, "destination": 4002}
 # Why these, is told in docs/demo.md.
 URI = "unix:/tmp/migration.sock"
-CAPABILITIES = ("postcopy-ram", "postcopy-preempt")
 MAX_BANDWIDTH_BYTES_PER_S = 64 << 20
 MAX_POSTCOPY_BANDWIDTH_BYTES_PER_S = 1 << 20
 PRECOPY_S = 1
@@ -41,145 +32,47 @@ THRESHOLD_US = 100
 SECOND_PASS = {"x86_64": "fault on present memory", "aarch64": "touch of present memory"}
 
 
-class DemoError(Exception):
-    """The demo could not be carried out."""
-
-
-started = time.monotonic()
-
-
-def say(text):
-    print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
-
-
-def until(condition, what, timeout=60, pause=0.1):
-    """Wait until condition() is true, and return what it returned."""
-    end = time.monotonic() + timeout
-    while not (result := condition()):
-        if time.monotonic() > end:
-            raise DemoError(f"{what}: not within {timeout} s")
-        time.sleep(pause)
-    return result
-
-
-class Side:
-    """One QEMU in the lab, with the guest in it."""
-
-    def __init__(self, lab, name, options):
-        self.lab = lab
-        self.name = name
-        self.log = f"/tmp/{name}.log"
-        argv = [
-            qemu(lab.arch), *("-name", f"{name},debug-threads=on", "-accel", "kvm", "-cpu", "max"),
-            *guest.arguments(name, self.log, payload=guest.payload("touch", lab.arch), cpus=options.cpus,
-                             memory_mb=options.memory, arch=lab.arch, seed=1),
-            *("-qmp", f"tcp:0.0.0.0:{QMP_PORT[name]},server=on,wait=off"),
-        ]
-        if name == "destination":
-            argv += ["-incoming", "defer"]
-        self.job = lab.job(" ".join(f"'{word}'" for word in argv))
-        self.qmp = until(self.connect, f"QMP of the {name}", timeout=30)
-
-    def connect(self):
-        self.check()
-        qmp = QEMUMonitorProtocol(("127.0.0.1", self.lab.host_port(QMP_PORT[self.name])))
-        try:
-            qmp.connect()
-            return qmp
-        except QMPError:
-            qmp.close()
-            return None
-
-    def check(self):
-        if not self.job.running:
-            raise DemoError(f"QEMU on the {self.name} has ended:\n{self.job.output}")
-
-    def cmd(self, name, **arguments):
-        self.check()
-        return self.qmp.cmd(name, **{k.replace("_", "-"): v for k, v in arguments.items()})
-
-    def report(self):
-        self.check()
-        report = guest.Report(self.lab.read_file(self.log).decode())
-        if report.error:
-            raise DemoError(f"the guest gave up on the {self.name}: {report.error}")
-        return report
-
-    def status(self):
-        """query-migrate's status; an error ends the demo."""
-        info = self.cmd("query-migrate")
-        if info.get("status") in ("failed", "cancelled", "postcopy-paused"):
-            raise DemoError(f"migration {info['status']} on the {self.name}: "
-                            f"{info.get('error-desc', self.job.output)}")
-        return info.get("status")
-
-    def memory(self, address, size):
-        path = f"/tmp/{self.name}.memory"
-        self.cmd("pmemsave", val=address, size=size, filename=path)
-        return self.lab.read_file(path)
-
-    def quit(self):
-        with contextlib.suppress(QMPError):
-            self.qmp.cmd("quit")
-        with contextlib.suppress(EOFError):
-            self.qmp.close()
-        self.job.wait(20)
-
-
 def migrate(lab, mode, options):
     """One migration; returns its figures and the guest's latencies of both passes."""
     say(f"exits {mode}: start the guest")
-    destination = Side(lab, "destination", options)
-    source = Side(lab, "source", options)
-    for side in destination, source:
-        side.cmd("migrate-set-capabilities", capabilities=[
-            {"capability": c, "state": True} for c in CAPABILITIES])
-    source.cmd("migrate-set-parameters", max_bandwidth=MAX_BANDWIDTH_BYTES_PER_S,
-               max_postcopy_bandwidth=MAX_POSTCOPY_BANDWIDTH_BYTES_PER_S)
-    destination.cmd("migrate-set-parameters", postcopy_fault_exits=mode)
-    destination.cmd("migrate-incoming", uri=URI)
-    until(lambda: source.report().first("ready"), "the guest's filling of its memory")
-    boot = source.report().first("boot")
+    with Pair(lab, exits=mode, cpus=options.cpus, memory_mb=options.memory, seed=1, traced=False) as pair:
+        source, destination = pair.sides
+        source.cmd("migrate-set-parameters", max_postcopy_bandwidth=MAX_POSTCOPY_BANDWIDTH_BYTES_PER_S)
+        destination.cmd("migrate-incoming", uri=URI)
+        source.wait_event("ready")
+        boot = source.report().the("boot")
+        say(f"exits {mode}: pre-copy for {PRECOPY_S} s while {boot['cpus']} vCPUs write "
+            f"{boot['test_pages'] * 4 >> 10} MiB")
+        pair.start(URI, bandwidth=MAX_BANDWIDTH_BYTES_PER_S)
+        time.sleep(PRECOPY_S)
+        say(f"exits {mode}: post-copy")
+        source.cmd("migrate-start-postcopy")
+        shown = 0.0
 
-    say(f"exits {mode}: pre-copy for {PRECOPY_S} s while {boot['cpus']} vCPUs write "
-        f"{boot['test_pages'] * 4 >> 10} MiB")
-    source.cmd("migrate", uri=URI)
-    until(lambda: source.status() == "active", "the begin of pre-copy")
-    time.sleep(PRECOPY_S)
-    say(f"exits {mode}: post-copy")
-    source.cmd("migrate-start-postcopy")
+        def checked():
+            nonlocal shown
+            ram = source.migration().get("ram", {})
+            destination.migration()
+            if time.monotonic() - shown > 4:
+                shown = time.monotonic()
+                say(f"exits {mode}: {ram.get('postcopy-requests', 0)} pages asked for, "
+                    f"{ram.get('remaining', 0) >> 20} MiB to come")
+            return destination.report().first("end")
 
-    def progress(shown=[0.0]):
-        for side in source, destination:
-            side.status()
-        if time.monotonic() - shown[0] > 4:
-            shown[0] = time.monotonic()
-            ram = source.cmd("query-migrate").get("ram", {})
-            say(f"exits {mode}: {ram.get('postcopy-requests', 0)} pages asked for, "
-                f"{ram.get('remaining', 0) >> 20} MiB to come")
-        return destination.report().first("end")
-
-    # Not often: to look takes the lab's two processors away from what is measured.
-    until(progress, "the guest's report from the destination (a lost fault?)", 180, pause=1)
-    until(lambda: source.status() == destination.status() == "completed", "the end of migration")
-    report = destination.report()
-    memory = destination.memory(*report.sample_span())
-    src, dst = source.cmd("query-migrate"), destination.cmd("query-migrate")
-    for side in source, destination:
-        side.quit()
-    passes = report.latencies_us(memory, boot["tsc_khz"])
-    return {"arch": lab.arch} | figures(mode, boot, src, dst, report, *passes), passes
-
-
-def quantile(values, q):
-    """Of sorted values, the one below which a share q lies."""
-    return values[min(len(values) - 1, int(q * len(values)))] if values else None
+        # Not often: to look takes the lab's two processors away from what is measured.
+        until(checked, "the guest's report from the destination (a lost fault?)", timeout=180, pause=1)
+        for side in pair.sides:
+            side.wait_status("completed")
+        report = destination.report()
+        passes = report.latencies_us(destination.memory(*report.sample_span()), boot["tsc_khz"])
+        src, dst = (side.migration("completed") for side in pair.sides)
+        return {"arch": lab.arch} | figures(mode, boot, src, dst, report, *passes), passes
 
 
 def figures(mode, boot, src, dst, report, pass1, pass2):
     touches = sorted(t for cpu in pass1 for t in cpu)
     present = sorted(t for cpu in pass2 for t in cpu)
-    threshold = max(THRESHOLD_MEDIANS * quantile(present, 0.5), THRESHOLD_US)
+    threshold = max(THRESHOLD_MEDIANS * (quantile(present, 50) or 0), THRESHOLD_US)
     waited = [t for t in touches if t > threshold]
     faults = dst.get("postcopy-faults")
     served = faults and faults["exits"] + faults["uffd"]
@@ -190,11 +83,11 @@ def figures(mode, boot, src, dst, report, pass1, pass2):
         "faults_count": faults,
         "share_by_exits": served and faults["exits"] / served,
         "touch_count": len(touches),
-        "present_touch_us": {f"p{p}": quantile(present, p / 100) for p in (50, 95, 99)},
+        "present_touch_us": {f"p{p}": quantile(present, p) for p in (50, 95, 99)},
         "waited_threshold_us": threshold,
         "present_over_threshold_count": sum(t > threshold for t in present),
         "waited_count": len(waited),
-        "waited_us": {f"p{p}": quantile(waited, p / 100) for p in (50, 95, 99)}
+        "waited_us": {f"p{p}": quantile(waited, p) for p in (50, 95, 99)}
         | {"max": waited[-1] if waited else None},
         "downtime_ms": src["downtime"],
         "total_time_ms": src["total-time"],
@@ -227,9 +120,7 @@ def table(results):
         ("guest memory", lambda r: "intact" if r["memory_intact"] else "DAMAGED", "{}"),
     ):
         rows.append((label, *(cell(get(r), form) for r in results)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [row[0].ljust(widths[0]) + "".join("  " + cell.rjust(w)
-             for cell, w in zip(row[1:], widths[1:])) for row in rows]
+    lines = aligned(rows)
     lines.insert(1, "-" * len(lines[0]))
     lines += ["", f"(*) longer than {THRESHOLD_MEDIANS} times the median {SECOND_PASS[results[0]['arch']]}, "
               f"and than {THRESHOLD_US} us"]
@@ -265,7 +156,10 @@ def run(options):
     picture.draw(results, passes, REPORTS / name)
     print(table(results))
     say(f"wrote {REPORTS.relative_to(ROOT)}/{name}.json, {name}.png, {name}.svg")
-    return list(verdict(results))
+    problems = list(verdict(results))
+    for problem in problems:
+        print(f"demo: FAILED: {problem}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 def main():
@@ -274,17 +168,7 @@ def main():
     parser.add_argument("--arch", choices=MACHINES, default="x86_64", help="of the lab (x86_64)")
     parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
     parser.add_argument("--memory", type=int, default=128, metavar="MIB", help="of the guest (128)")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        problems = run(options)
-    except KeyboardInterrupt:
-        sys.exit("demo: interrupted")
-    except (DemoError, BuildError, LabError, CommandFailed, QMPError) as e:
-        sys.exit(f"demo: error: {e}")
-    for problem in problems:
-        print(f"demo: FAILED: {problem}", file=sys.stderr)
-    sys.exit(1 if problems else 0)
+    program.main("demo", run, parser.parse_args())
 
 
 if __name__ == "__main__":

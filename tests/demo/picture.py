@@ -3,7 +3,7 @@
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt    # noqa: E402
+import matplotlib.pyplot as plt
 
 COLOURS = {"on": "#0b62a4", "off": "#c8501e"}
 
@@ -11,7 +11,7 @@ COLOURS = {"on": "#0b62a4", "off": "#c8501e"}
 def draw(results, passes, path):
     """results: the runs' figures; passes: their latencies in microseconds; path: without suffix."""
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for result, (pass1, pass2) in zip(results, passes):
+    for result, (pass1, pass2) in zip(results, passes, strict=True):
         mode = result["exits_mode"]
         waited = sorted(t for cpu in pass1 for t in cpu if t > result["waited_threshold_us"])
         present = sorted(t for cpu in pass2 for t in cpu)

@@ -13,18 +13,15 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(Path(__file__).parent))
-
-import seeds  # noqa: E402
+from tests.fuzz import seeds
+from tests.lab import program
+from tests.lab.paths import REPORTS, ROOT
 
 BINARY = ROOT / "build/fuzz/qemu-fuzz-x86_64"
 WORK = ROOT / "build/fuzzing"
-REPORT = ROOT / "build/reports/fuzz.json"
+REPORT = REPORTS / "fuzz.json"
 SIDES = "source", "destination"
 # As long as the longest seed, and some copies of what is in it.
 MAX_BYTES = 450_000
@@ -92,7 +89,8 @@ class Fuzzer:
                 f"{self.log.relative_to(ROOT)}")
 
 
-def run(seconds, seed):
+def run(options):
+    seconds, seed = options.seconds, options.seed
     started = time.monotonic()
     shutil.rmtree(WORK, ignore_errors=True)
     say(f"seed {seed}, {seconds} s; recording migrations")
@@ -123,21 +121,14 @@ def run(seconds, seed):
     say(f"seed {seed}; wrote {REPORT.relative_to(ROOT)}")
     for fuzzer in failed:
         fuzzer.explain()
-    return not failed
+    return 1 if failed else 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60, help="to fuzz (60)")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 31), help="of the mutations (random)")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        sys.exit(0 if run(options.seconds, options.seed) else 1)
-    except KeyboardInterrupt:
-        sys.exit("fuzz: interrupted")
-    except (AssertionError, OSError) as e:
-        sys.exit(f"fuzz: error: {e}")
+    program.main("fuzz", run, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ class Tape:
 class Side:
     def __init__(self, binary, name, directory):
         qmp = f"{directory}/{name}.qmp"
-        self.log = open(f"{directory}/{name}.log", "w+")
+        self.log = open(f"{directory}/{name}.log", "w+")    # noqa: SIM115 - __exit__ closes it
         self.process = subprocess.Popen(
             [binary, f"--fuzz-target=migration-{name}"], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
             env=os.environ | {"MIGRATION_FUZZ_PLAIN": f"-qmp unix:{qmp},server=on,wait=off"})
@@ -204,7 +204,8 @@ def migrate(source, destination, tape, directory, capabilities, way):
 
 def events(tape):
     """What has happened, with all that was sent at once after some requests."""
-    merged, requests = [], 0
+    merged: list[tuple[str, int, bytes]] = []
+    requests = 0
     for what, channel, data in tape.events:
         if what == "destination" and asks(data):
             requests += 1

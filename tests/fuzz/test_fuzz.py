@@ -2,11 +2,11 @@
 """A short run of the fuzzer."""
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.lab.paths import ROOT
+
 SECONDS = 60
 
 

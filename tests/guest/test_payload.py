@@ -8,10 +8,11 @@ import time
 import pytest
 from qemu.qmp.legacy import QEMUMonitorProtocol
 
-import guest
+from tests.lab import guest
+from tests.lab.paths import FORK
 
 # The fork for arm64 hosts has no TCG.
-QEMU = {"x86_64": guest.ROOT / "build/fork/qemu-system-x86_64", "aarch64": "qemu-system-aarch64"}
+QEMU = {"x86_64": FORK / "qemu-system-x86_64", "aarch64": "qemu-system-aarch64"}
 ARCHS = pytest.mark.parametrize("arch", QEMU)
 OPTIONS = {"cpus": 4, "memory_mb": 32, "seed": 7}
 
@@ -25,7 +26,7 @@ class Qemu:
         self.gdb_path = tmp_path / f"{side}.gdb"
         self.qmp = QEMUMonitorProtocol(str(tmp_path / f"{side}.qmp"), server=True)
         self.process = subprocess.Popen([
-            QEMU[arch], "-accel", "tcg", "-cpu", "max",
+            str(QEMU[arch]), "-accel", "tcg", "-cpu", "max",
             *guest.arguments(side, self.log, arch=arch, **options),
             "-qmp", f"unix:{tmp_path / f'{side}.qmp'}",
             "-qtest", f"unix:{self.qtest_path},server=on,wait=off",
@@ -89,7 +90,7 @@ def test_boots_and_checks_its_memory(start, arch, machine, cpus):
     qemu = start("source", arch=arch, machine=machine, **OPTIONS | {"cpus": cpus}, passes=2)
     end = qemu.until_event("end")
     report = qemu.report()
-    boot = report.first("boot")
+    boot = report.the("boot")
     assert report.intact
     assert boot["cpus"] == cpus
     assert boot["test_pages"] == end["checked_pages"] > 6000
@@ -127,10 +128,10 @@ def test_samples_are_latencies(start, tmp_path, arch):
     address, size = report.sample_span()
     dump = tmp_path / "memory"
     qemu.qmp.cmd("pmemsave", val=address, size=size, filename=str(dump))
-    pass1, pass2 = report.latencies_us(dump.read_bytes(), report.first("boot")["tsc_khz"])
+    pass1, pass2 = report.latencies_us(dump.read_bytes(), report.the("boot")["tsc_khz"])
     for cpus in pass1, pass2:
         touches = [t for cpu in cpus for t in cpu]
-        assert len(touches) == report.first("boot")["test_pages"]
+        assert len(touches) == report.the("boot")["test_pages"]
         # A touch under TCG takes a fraction of a microsecond, and it takes some time.
         assert 0 < sorted(touches)[len(touches) // 2] < 1000
 
@@ -155,7 +156,7 @@ def moved(start, tmp_path, arch, meddle):
     destination = start("destination", extra=("-incoming", uri), arch=arch, **OPTIONS)
     source.until_event("ready")
     source.qmp.cmd("stop")
-    meddle(source, source.report().first("boot"))
+    meddle(source, source.report().the("boot"))
     source.qmp.cmd("migrate", uri=uri)
     destination.until(
         lambda: destination.qmp.cmd("query-migrate").get("status") == "completed", "migration")
@@ -188,7 +189,7 @@ def test_finds_one_wrong_word(start, tmp_path, arch, offset):
 
     report = moved(start, tmp_path, arch, corrupt)
     assert not report.intact
-    assert report.first("end")["bad_pages"] == 1
+    assert report.the("end")["bad_pages"] == 1
     bad, = report.all("bad")
     assert int(bad["address"], 16) == found["address"]
     # The guest goes on counting in the first and the last word.
@@ -204,7 +205,7 @@ def test_finds_a_wrong_zero_page(start, tmp_path, arch):
             if int(source.qtest(f"readq {address:#x}")[0], 16) == 0:
                 source.qtest(f"writeq {address + 1024:#x} 0x1")
                 return
-        assert False, "no page is zero"
+        pytest.fail("no page is zero")
 
     report = moved(start, tmp_path, arch, corrupt)
     bad, = report.all("bad")

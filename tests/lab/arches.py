@@ -3,15 +3,20 @@
 
 Tests without a mark of these run on x86-64 alone.
 """
+from collections.abc import Collection, Iterable
+from typing import Any, Literal
+
 import pytest
 
-
-def _name(value):
-    return getattr(value, "__name__", str(value))
+Quick = Collection[Any] | Literal[True]
 
 
-def _param(arch, names, value, quick):
-    marks = ()
+def _name(value: object) -> str:
+    return str(getattr(value, "__name__", value))
+
+
+def _param(arch: str, names: list[str], value: Any, quick: Quick) -> Any:
+    marks: tuple[Any, ...] = ()
     if hasattr(value, "marks"):     # a pytest.param
         marks = tuple(value.marks)
         value = value.values if len(names) > 1 else value.values[0]
@@ -26,18 +31,18 @@ def _param(arch, names, value, quick):
     return pytest.param(arch, *words, marks=marks, id=f"{arch}-{name}" if name else arch)
 
 
-def _parametrize(arches, names, values, quick):
-    names = names.split(", ") if names else []
-    params = [_param(arch, names, value, quick) for value in values for arch in arches]
-    return pytest.mark.parametrize(["lab", *names], params, indirect=["lab"])
+def _parametrize(arches: Iterable[str], names: str, values: Iterable[Any], quick: Quick) -> pytest.MarkDecorator:
+    words = names.split(", ") if names else []
+    params = [_param(arch, words, value, quick) for value in values for arch in arches]
+    return pytest.mark.parametrize(["lab", *words], params, indirect=["lab"])
 
 
-def on_both(names="", values=((),), quick=()):
+def on_both(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> pytest.MarkDecorator:
     """As parametrize(names, values), on x86-64 and on arm64. On arm64 a test is slow, except for
     the values in quick; True stands for all."""
     return _parametrize(("x86_64", "aarch64"), names, values, quick)
 
 
-def on_aarch64(names="", values=((),), quick=()):
+def on_aarch64(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> pytest.MarkDecorator:
     """The same on arm64 alone."""
     return _parametrize(("aarch64",), names, values, quick)

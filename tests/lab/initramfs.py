@@ -10,15 +10,12 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-LAB = Path(__file__).resolve().parent
-ROOT = LAB.parent.parent
-BUILD = ROOT / "build"
+from tests.lab.paths import BUILD, LAB, ROOT, TESTED, below, qemu
+from tests.lab.text import search
 
-FORK = BUILD / "fork"
-# Of scripts/setup: the build that takes the fork's place in the tests, "asan" for example.
-TESTED = os.environ.get("TESTED", "fork")
 CROSS = {"x86_64": "", "aarch64": "aarch64-linux-gnu-"}
 # What QEMU's pc, q35 and virt machines read.
 FIRMWARE = {
@@ -31,38 +28,28 @@ FIRMWARE = {
 }
 
 
-def below(name, arch):
-    """A directory of build/ for an architecture: fork, fork-aarch64."""
-    return name if arch == "x86_64" else f"{name}-{arch}"
-
-
-def qemu(arch, name="fork"):
-    """Path of a QEMU, in the checkout and below /lab."""
-    return f"build/{below(name, arch)}/qemu-system-{arch}"
-
-
 class BuildError(Exception):
     pass
 
 
-def _tool(*argv, stdin=""):
+def tool(*argv: str | Path, stdin: str = "") -> str:
     p = subprocess.run(argv, input=stdin, capture_output=True, text=True)
     if p.returncode:
         raise BuildError(f"{' '.join(map(str, argv))} failed: {p.stderr.strip()}")
     return p.stdout
 
 
-def programs(arch="x86_64"):
-    """The directory with what the checkout's meson.build makes, up to date: {name: file}."""
+def programs(arch: str = "x86_64") -> dict[str, Path]:
+    """What the checkout's meson.build makes, up to date, by name."""
     where = BUILD / below("tests", arch)
     if not (where / "build.ninja").exists():
         raise BuildError(f"no {where.relative_to(ROOT)}: run make guest ARCH={arch} first")
-    _tool(ROOT / "scripts" / "ninja", where)
+    tool(ROOT / "scripts" / "ninja", where)
     return {p.name: p for p in sorted(where.iterdir())
             if p.suffix in ("", ".bin") and p.is_file() and os.access(p, os.X_OK)}
 
 
-def _stripped(path, arch):
+def stripped(path: Path, arch: str) -> Path:
     """A copy without symbols, kept until the file changes."""
     st = path.stat()
     key = f"{str(path.resolve()).strip('/').replace('/', '%')}-{st.st_size}-{st.st_mtime_ns}"
@@ -73,18 +60,18 @@ def _stripped(path, arch):
             old.unlink(missing_ok=True)
         with tempfile.NamedTemporaryFile(dir=out.parent, delete=False) as f:
             pass
-        _tool(f"{CROSS[arch]}strip", "-o", f.name, path)
+        tool(f"{CROSS[arch]}strip", "-o", f.name, path)
         os.rename(f.name, out)
     return out
 
 
-def _libraries(path, arch):
+def _libraries(path: Path, arch: str) -> dict[str, Path]:
     """Shared libraries of a program, with the loader: {path in the archive: file}; none if it is
     static."""
     if arch != "x86_64":
         return _foreign_libraries(path, arch, {})
     p = subprocess.run(["ldd", path], capture_output=True, text=True)
-    libs = {}
+    libs: dict[str, Path] = {}
     for line in p.stdout.splitlines():
         if "not found" in line:
             raise BuildError(f"{path} needs a library that is not installed: {line.strip()}")
@@ -93,15 +80,15 @@ def _libraries(path, arch):
 
 
 @functools.cache
-def _packages(arch):
+def _packages(arch: str) -> Path:
     """The directory with that architecture's packages."""
-    return Path(_tool(ROOT / "scripts" / "fetch", arch).strip())
+    return Path(tool(ROOT / "scripts" / "fetch", arch).strip())
 
 
-def _foreign_libraries(path, arch, found):
+def _foreign_libraries(path: Path, arch: str, found: dict[str, Path]) -> dict[str, Path]:
     """What ldd would tell."""
     where = _packages(arch) / f"usr/lib/{arch}-linux-gnu"
-    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", _tool("readelf", "-d", path)):
+    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-d", path)):
         if f"/lib/{name}" not in found:
             file = where / name
             if not file.exists():
@@ -111,16 +98,16 @@ def _foreign_libraries(path, arch, found):
     return found
 
 
-def _is_elf(path):
+def _is_elf(path: Path) -> bool:
     with open(path, "rb") as f:
         return f.read(4) == b"\x7fELF"
 
 
-def firmware_dirs(arch="x86_64"):
+def firmware_dirs(arch: str = "x86_64") -> list[str]:
     """QEMU's --firmwarepath."""
     header = BUILD / below("fork", arch) / "config-host.h"
     try:
-        line = re.search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", header.read_text(), re.M)
+        line = search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", header.read_text())
     except OSError as e:
         raise BuildError(f"{e}: run make first") from None
     return re.findall('"(.*?)"', line[1])
@@ -130,41 +117,41 @@ class Archive:
     """A cpio archive as Linux unpacks it. bsdtar writes it, from a list in the format of mtree, so
     that it can hold what an ordinary user cannot make."""
 
-    def __init__(self):
-        self.entries = {}
+    def __init__(self) -> None:
+        self.entries: dict[str, tuple[str, ...]] = {}
 
-    def _add(self, path, *words):
+    def _add(self, path: str, *words: str) -> None:
         path = path.strip("/")
         if path not in self.entries:
             if "/" in path:
                 self.directory(os.path.dirname(path))
             self.entries[path] = words
 
-    def directory(self, path):
+    def directory(self, path: str) -> None:
         self._add(path, "type=dir", "mode=0755")
 
-    def file(self, path, source):
+    def file(self, path: str, source: Path) -> None:
         executable = os.access(source, os.X_OK)
         self._add(path, "type=file", f"contents={_escaped(source)}", f"mode=0{755 if executable else 644}")
 
-    def link(self, path, target):
+    def link(self, path: str, target: str) -> None:
         self._add(path, "type=link", f"link={_escaped(target)}", "mode=0777")
 
-    def console(self):
+    def console(self) -> None:
         self._add("dev/console", "type=char", "device=native,5,1", "mode=0600")
 
-    def write(self, out):
+    def write(self, out: Path) -> None:
         lines = ["#mtree", "/set uid=0 gid=0 nlink=1 time=0",
                  *(" ".join((f"./{_escaped(path)}", *words)) for path, words in self.entries.items())]
-        _tool("bsdtar", "--format=newc", "-cf", out, "@-", stdin="\n".join(lines) + "\n")
+        tool("bsdtar", "--format=newc", "-cf", out, "@-", stdin="\n".join(lines) + "\n")
 
 
-def _escaped(path):
+def _escaped(path: str | Path) -> str:
     """As mtree has it."""
     return re.sub(rb"[^!-~]|[\\#=]", lambda m: b"\\%03o" % ord(m[0]), os.fsencode(path)).decode()
 
 
-def _programs(arch):
+def _programs(arch: str) -> Iterator[tuple[str, Path]]:
     """What of build/ goes in: (path below /lab, file)."""
     fork = f"build/{below('fork', arch)}"
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
@@ -179,19 +166,19 @@ def _programs(arch):
         yield f"build/guest/{path.name}", path
 
 
-def _busybox(arch):
+def _busybox(arch: str) -> tuple[Path, list[str]]:
     """The static program, and the names of its applets."""
     ours = Path("/bin/busybox")
     if not ours.exists() or _libraries(ours, "x86_64"):
         raise BuildError("no static /bin/busybox: scripts/deps lab")
-    applets = _tool(ours, "--list").split()
+    applets = tool(ours, "--list").split()
     if arch != "x86_64":
         packages = _packages(arch)
         ours = next(p for p in (packages / "bin/busybox", packages / "usr/bin/busybox") if p.exists())
     return ours, applets
 
 
-def build(out, extra=(), arch="x86_64"):
+def build(out: Path, extra: Iterable[str] = (), arch: str = "x86_64") -> None:
     """Write the archive to out. extra: more files of the checkout, by their path in it, and
     programs of the host, by their absolute path."""
     if not (ROOT / qemu(arch)).exists():
@@ -199,7 +186,7 @@ def build(out, extra=(), arch="x86_64"):
     busybox, applets = _busybox(arch)
 
     files = [(f"lab/{name}", p) for name, p in _programs(arch) if p.is_file()]
-    files += [(str(e) if os.path.isabs(e) else f"lab/{e}", ROOT / e) for e in extra]
+    files += [(e if os.path.isabs(e) else f"lab/{e}", ROOT / e) for e in extra]
     out.parent.mkdir(parents=True, exist_ok=True)
     (BUILD / "lab").mkdir(exist_ok=True)
     archive = Archive()
@@ -207,6 +194,7 @@ def build(out, extra=(), arch="x86_64"):
         archive.directory(d)
     archive.console()
     archive.file("init", LAB / "init")
+    archive.link("bin/agent", f"/lab/build/{below('tests', arch)}/agent")
     archive.file("bin/busybox", busybox)
     for applet in applets:
         archive.link(f"bin/{applet}", "busybox")
@@ -214,16 +202,16 @@ def build(out, extra=(), arch="x86_64"):
     archive.link("usr/bin", "../bin")
     dirs = firmware_dirs(arch)
     for name in FIRMWARE[arch]:
-        path = next((p for d in dirs if (p := Path(d, name)).exists()), None)
-        if not path:
+        rom = next((p for d in dirs if (p := Path(d, name)).exists()), None)
+        if not rom:
             raise BuildError(f"no firmware {name} in {':'.join(dirs)}: scripts/deps lab")
-        archive.file(str(path), path)
+        archive.file(str(rom), rom)
     # One at a time makes the stripped copies.
     with open(BUILD / "lab" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name, path in files:
             elf = _is_elf(path)
             for lib, file in _libraries(path, arch).items() if elf else ():
-                archive.file(lib, _stripped(file, arch))
-            archive.file(name, _stripped(path, arch) if elf else path)
+                archive.file(lib, stripped(file, arch))
+            archive.file(name, stripped(path, arch) if elf else path)
         archive.write(out)

@@ -23,37 +23,53 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, Self
 
-import initramfs
-from initramfs import BUILD, FORK, LAB
+from tests.lab import initramfs
+from tests.lab.paths import BUILD, FORK, LAB
 
 AGENT_PORT = 1
 READY = "lab: ready"
+
+
+@dataclass
+class Machine:
+    """What L1 is: words of its QEMU's command line, and of its Linux's."""
+
+    qemu: Path | str
+    machine: str
+    cpu: str
+    linux: tuple[str, ...]
+
+
 MACHINES = {
-    "x86_64": {
-        "qemu": FORK / "qemu-system-x86_64",
-        "machine": "q35",
-        "cpu": "max,tsc-scale=off",
+    "x86_64": Machine(
+        qemu=FORK / "qemu-system-x86_64",
+        machine="q35",
+        cpu="max,tsc-scale=off",
         # An emulated timer is slow to set, on a busy host even more so: have a tick instead. Page
         # tables of five levels cost time in emulation. Without another timer, Linux does not
         # measure the TSC's frequency again, of which tsc_khz() tells it.
-        "linux": ("console=ttyS0", "tsc=reliable", "hpet=disable", "pmtmr=0", "highres=off", "no5lvl"),
-    },
-    "aarch64": {
-        "qemu": "qemu-system-aarch64",
-        "machine": "virt,virtualization=on,gic-version=3",
+        linux=("console=ttyS0", "tsc=reliable", "hpet=disable", "pmtmr=0", "highres=off", "no5lvl"),
+    ),
+    "aarch64": Machine(
+        qemu="qemu-system-aarch64",
+        machine="virt,virtualization=on,gic-version=3",
         # The algorithm of signed pointers is slow to emulate, unlike QEMU's own one.
-        "cpu": "max,pauth-impdef=on",
-        "linux": ("console=ttyAMA0",),
-    },
+        cpu="max,pauth-impdef=on",
+        linux=("console=ttyAMA0",),
+    ),
 }
 # What must not be in the kernel's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault")
 
 
 @functools.cache
-def tsc_khz():
+def tsc_khz() -> int:
     """L1's TSC is the host's. On a busy host L1's Linux measures its frequency with an error of
     hundreds of ppm, and if it finds out later, KVM refuses to run guests at the old one."""
     program = initramfs.programs()["tsc-khz"]
@@ -68,8 +84,14 @@ class KernelComplaint(LabError):
     """L1's kernel wrote a warning or worse."""
 
 
+@dataclass
+class Result:
+    rc: int | None  # exit status, 128 + N after signal N; None if it was killed by us
+    output: str     # standard output and error
+
+
 class CommandFailed(Exception):
-    def __init__(self, message, result):
+    def __init__(self, message: str, result: Result) -> None:
         super().__init__(f"{message}; its output:\n{result.output}")
         self.result = result
 
@@ -78,29 +100,60 @@ class CommandTimeout(CommandFailed):
     pass
 
 
-@dataclass
-class Result:
-    rc: int | None  # exit status, 128 + N after signal N; None if it was killed by us
-    output: str     # standard output and error
+class Running(Protocol):
+    """A command of a Place."""
+
+    cmd: str
+
+    @property
+    def output(self) -> str: ...
+    @property
+    def running(self) -> bool: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float = 60) -> Result: ...
+
+
+class Place(Protocol):
+    """Where QEMUs are run: a Lab, or this machine (tests/bench/host.py)."""
+
+    name: str
+    arch: str
+    qemu_words: tuple[str, ...]
+    address: str
+    tmp: str
+    exit_on_missing: bool
+    wait_us: int
+
+    @property
+    def serial_log(self) -> Path: ...
+    def job(self, cmd: str) -> Running: ...
+    def run(self, cmd: str, timeout: float = 60, *, check: bool = False) -> Result: ...
+    def read_file(self, path: str) -> bytes: ...
+    def huge_pages(self, wanted: bool) -> tuple[str, ...]: ...
+    def port(self, number: int) -> int: ...
+    def host_port(self, port: int) -> int: ...
+
+
+OnOutput = Callable[[bytes], None]
 
 
 class Job:
     """A command that runs in L1. Leave it alone, wait for it, or kill it."""
 
-    def __init__(self, lab, cmd, stdin, on_output):
+    def __init__(self, lab: "Lab", cmd: str, stdin: bytes, on_output: OnOutput | None) -> None:
         self.lab = lab
         self.cmd = cmd
         self._on_output = on_output
-        self._rc = None
+        self._rc: int | None = None
         self._killed = False
         self._data = bytearray()
         self._done = threading.Event()
         self._sock = socket.create_connection(("127.0.0.1", lab.host_port(AGENT_PORT)))
-        cmd = cmd.encode()
-        self._sock.sendall(struct.pack(">I", len(cmd)) + cmd + struct.pack(">I", len(stdin)) + stdin)
+        data = cmd.encode()
+        self._sock.sendall(struct.pack(">I", len(data)) + data + struct.pack(">I", len(stdin)) + stdin)
         threading.Thread(target=self._receive, daemon=True).start()
 
-    def _exactly(self, n):
+    def _exactly(self, n: int) -> bytes:
         data = b""
         while len(data) < n:
             part = self._sock.recv(min(n - len(data), 1 << 20))
@@ -109,7 +162,7 @@ class Job:
             data += part
         return data
 
-    def _receive(self):
+    def _receive(self) -> None:
         try:
             while True:
                 kind, length = struct.unpack(">cI", self._exactly(5))
@@ -126,18 +179,18 @@ class Job:
         self._done.set()
 
     @property
-    def raw(self):
+    def raw(self) -> bytes:
         return bytes(self._data)
 
     @property
-    def output(self):
+    def output(self) -> str:
         return self.raw.decode(errors="replace")
 
     @property
-    def running(self):
+    def running(self) -> bool:
         return not self._done.is_set()
 
-    def kill(self):
+    def kill(self) -> None:
         """Kill the command's session, and wait for its end; processes that have left it stay."""
         self._killed = True
         try:
@@ -148,7 +201,7 @@ class Job:
             pass
         self._done.wait()
 
-    def wait(self, timeout=60):
+    def wait(self, timeout: float = 60) -> Result:
         try:
             end = time.monotonic() + timeout
             while not self._done.wait(max(0, min(1, end - time.monotonic()))):
@@ -177,7 +230,7 @@ class Lab:
     """
 
     # For QEMUs in L1
-    qemu_words = ("-accel", "kvm", "-cpu", "max")
+    qemu_words: tuple[str, ...] = ("-accel", "kvm", "-cpu", "max")
     address = "0.0.0.0"
     tmp = "/tmp"
     exit_on_missing = True      # L1's KVM has it
@@ -185,13 +238,15 @@ class Lab:
     # mapped, it is no fault at all.
     wait_us = 100
 
-    def __init__(self, name="lab", cpus=2, memory_mb=2048, hugepages=0, extra=(), append="",
-                 allow=None, shell=False, boot_timeout=120, shared=None, cpu=None, arch="x86_64"):
+    def __init__(self, name: str = "lab", cpus: int = 2, memory_mb: int = 2048, hugepages: int = 0,
+                 extra: Iterable[str] = (), append: str = "", allow: str | None = None, shell: bool = False,
+                 boot_timeout: float = 120, shared: Path | None = None, cpu: str | None = None,
+                 arch: str = "x86_64") -> None:
         self.name = name
         self.cpus = cpus
         self.memory_mb = memory_mb
         self.hugepages = hugepages
-        self.extra = extra
+        self.extra = list(extra)
         self.append = append
         self.allow = re.compile(allow) if allow else None
         self.shell = shell
@@ -199,14 +254,14 @@ class Lab:
         self.shared = shared
         self.arch = arch
         self.machine = MACHINES[arch]
-        self.cpu = cpu or self.machine["cpu"]
-        self.process = None
-        self.dir = None
+        self.cpu = cpu or self.machine.cpu
+        self.process: subprocess.Popen[bytes] | None = None
+        self.dir: Path | None = None
         self._lock = threading.RLock()
 
     # Start and end
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
@@ -214,28 +269,30 @@ class Lab:
             raise
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
         self.kill()
         if kind is None:
             self.check_kernel()
 
-    def _take_dir(self):
+    def _take_dir(self) -> Path:
         """build/lab/NAME, or NAME-2, ... while others of that name run."""
         for n in itertools.count(1):
-            self.dir = BUILD / "lab" / (self.name if n == 1 else f"{self.name}-{n}")
-            self.dir.mkdir(parents=True, exist_ok=True)
-            self._dir_lock = open(self.dir / ".lock", "w")
+            taken = BUILD / "lab" / (self.name if n == 1 else f"{self.name}-{n}")
+            taken.mkdir(parents=True, exist_ok=True)
+            self._dir_lock = open(taken / ".lock", "w")     # noqa: SIM115 - open as long as it is held
             try:
                 fcntl.flock(self._dir_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
+                break
             except BlockingIOError:
                 self._dir_lock.close()
+        return taken
 
-    def start(self):
-        self._ports = {}
+    def start(self) -> None:
+        self._ports: dict[int, int] = {}
         self._checked = 0  # lines of the log
         if self.dir is None:
-            self._take_dir()
+            self.dir = self._take_dir()
         self.serial_log = self.dir / "serial.log"
         self.serial_log.unlink(missing_ok=True)
         kernel = subprocess.run([LAB / "kernel" / "build", self.arch], stdout=subprocess.PIPE, text=True)
@@ -245,7 +302,7 @@ class Lab:
         initramfs.build(archive, self.extra, self.arch)
 
         # panic=-1 ends the machine.
-        append = [*self.machine["linux"], "panic=-1", f"hugepages={self.hugepages}"]
+        append = [*self.machine.linux, "panic=-1", f"hugepages={self.hugepages}"]
         if self.arch == "x86_64":
             append += [f"tsc_early_khz={tsc_khz()}"]
         serial = f"file,path={self.serial_log}"
@@ -254,10 +311,10 @@ class Lab:
             append += ["quiet", f"lab.shell={size.lines}x{size.columns}"]
             serial = f"stdio,signal=off,logfile={self.serial_log}"
         ours, theirs = socket.socketpair()
-        argv = [
-            self.machine["qemu"],
+        argv: list[str | Path] = [
+            self.machine.qemu,
             *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
-            *("-name", "lab", "-machine", self.machine["machine"]),
+            *("-name", "lab", "-machine", self.machine.machine),
             *("-accel", "tcg,thread=multi", "-cpu", self.cpu),
             *("-smp", str(self.cpus), "-m", str(self.memory_mb)),
             *("-kernel", kernel.stdout.strip(), "-initrd", archive),
@@ -269,9 +326,8 @@ class Lab:
         if self.shared:
             argv += ["-object", f"memory-backend-file,id=shared,share=on,size=1M,mem-path={self.shared}",
                      "-device", "ivshmem-plain,memdev=shared"]
-        log = open(self.dir / "qemu.log", "wb")
         libc = ctypes.CDLL(None)
-        with theirs, log:
+        with theirs, open(self.dir / "qemu.log", "wb") as log:
             self.process = subprocess.Popen(
                 argv, pass_fds=[theirs.fileno()], stderr=log,
                 stdin=None if self.shell else subprocess.DEVNULL,
@@ -298,10 +354,10 @@ class Lab:
         archive.unlink()
 
     @property
-    def alive(self):
+    def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def kill(self):
+    def kill(self) -> None:
         """End L1 at once. There is nothing in it to save."""
         if self.process:
             self.process.kill()
@@ -311,13 +367,19 @@ class Lab:
             self._dir_lock.close()
             self.dir = None
 
+    def wait(self) -> None:
+        """Wait until L1 has ended by itself."""
+        assert self.process
+        self.process.wait()
+
     # Commands
 
-    def job(self, cmd, stdin=b"", on_output=None):
+    def job(self, cmd: str, stdin: bytes = b"", on_output: OnOutput | None = None) -> Job:
         """Start a command of /bin/sh in /lab; it is over when the shell is."""
         return Job(self, cmd, stdin, on_output)
 
-    def run(self, cmd, timeout=60, stdin=b"", on_output=None, check=False):
+    def run(self, cmd: str, timeout: float = 60, stdin: bytes = b"", on_output: OnOutput | None = None,
+            check: bool = False) -> Result:
         """Run a command to its end. CommandTimeout, with the output so far, if it takes longer;
         with check, CommandFailed if its exit status is not 0."""
         result = self.job(cmd, stdin, on_output).wait(timeout)
@@ -325,18 +387,18 @@ class Lab:
             raise CommandFailed(f"exit status {result.rc}: {cmd}", result)
         return result
 
-    def read_file(self, path):
-        job = self.job(f"cat {shlex.quote(str(path))}")
+    def read_file(self, path: str) -> bytes:
+        job = self.job(f"cat {shlex.quote(path)}")
         result = job.wait()
         if result.rc:
             raise CommandFailed(f"cannot read {path} in L1", result)
         return job.raw
 
-    def write_file(self, path, data, mode=0o644):
-        q = shlex.quote(str(path))
+    def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        q = shlex.quote(path)
         self.run(f"cat >{q} && chmod {mode:o} {q}", stdin=data, check=True)
 
-    def huge_pages(self, wanted):
+    def huge_pages(self, wanted: bool) -> tuple[str, ...]:
         """Let anonymous memory have transparent huge pages, or not; words before a command, of which
         there are none."""
         self.run(f"echo {'always' if wanted else 'never'} >/sys/kernel/mm/transparent_hugepage/enabled",
@@ -346,27 +408,27 @@ class Lab:
     # Ports
 
     @staticmethod
-    def port(number):
+    def port(number: int) -> int:
         """L1 has all ports for itself."""
         return number
 
-    def host_port(self, guest_port):
+    def host_port(self, port: int) -> int:
         """The port of 127.0.0.1 on the host that leads to a port of all L1's addresses."""
         with self._lock:
-            if guest_port not in self._ports:
-                self._hmp(f"hostfwd_add net tcp:127.0.0.1:0-:{guest_port}")
+            if port not in self._ports:
+                self._hmp(f"hostfwd_add net tcp:127.0.0.1:0-:{port}")
                 # Protocol[State] fd source-address source-port dest-address dest-port
                 for line in self._hmp("info usernet").splitlines():
                     w = line.split()
-                    if w and w[0] == "TCP[HOST_FORWARD]" and w[5] == str(guest_port):
-                        self._ports[guest_port] = int(w[3])
-            return self._ports[guest_port]
+                    if w and w[0] == "TCP[HOST_FORWARD]" and w[5] == str(port):
+                        self._ports[port] = int(w[3])
+            return self._ports[port]
 
-    def _hmp(self, line):
-        return self._qmp("human-monitor-command", {"command-line": line})
+    def _hmp(self, line: str) -> str:
+        return str(self._qmp("human-monitor-command", {"command-line": line}))
 
-    def _qmp(self, execute, arguments=None):
-        command = {"execute": execute} | ({"arguments": arguments} if arguments else {})
+    def _qmp(self, execute: str, arguments: dict[str, object] | None = None) -> Any:
+        command = {"execute": execute, "arguments": arguments or {}}
         with self._lock:
             self._qmp_sock.sendall(json.dumps(command).encode())
             while line := self._qmp_file.readline():
@@ -379,21 +441,22 @@ class Lab:
 
     # Trouble
 
-    def log(self):
+    def log(self) -> str:
         try:
             return self.serial_log.read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
-    def _tail(self):
+    def _tail(self) -> str:
         lines = self.log().splitlines()[-40:]
         return f"the end of {self.serial_log}:\n" + "\n".join(lines)
 
-    def died(self, when):
+    def died(self, when: str) -> NoReturn:
+        assert self.dir and self.process
         said = (self.dir / "qemu.log").read_text(errors="replace").strip() or "nothing"
         raise LabError(f"L1 died {when}\nQEMU ended with {self.process.wait()} and said: {said}\n{self._tail()}")
 
-    def check_kernel(self):
+    def check_kernel(self) -> None:
         """Raise KernelComplaint if L1's kernel has complained since the last call."""
         lines = self.log().splitlines()
         new, self._checked = lines[self._checked:], len(lines)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from arches import on_both
-from initramfs import below
-from lab import CommandFailed, CommandTimeout, KernelComplaint, Lab, LabError
+from tests.lab.arches import on_both
+from tests.lab.lab import CommandFailed, CommandTimeout, KernelComplaint, Lab, LabError
+from tests.lab.paths import below
 
 CLI = Path(__file__).parent / "lab"
 
@@ -78,7 +78,7 @@ def test_status_and_output(lab, cmd, rc, output):
 
 
 def test_check(lab):
-    with pytest.raises(CommandFailed, match="exit status 3(.|\n)*reason"):
+    with pytest.raises(CommandFailed, match=r"exit status 3(.|\n)*reason"):
         lab.run("echo reason; exit 3", check=True)
 
 
@@ -144,20 +144,18 @@ def test_kernel_complaints_are_noticed(lab):
 
 
 def test_kernel_complaints_at_the_end():
-    with pytest.raises(KernelComplaint, match="only a test"):
-        with Lab(name="complaint") as lab:
-            lab.run("echo '<4>WARNING: only a test' >/dev/kmsg; sleep 0.2")
+    with pytest.raises(KernelComplaint, match="only a test"), Lab(name="complaint") as lab:
+        lab.run("echo '<4>WARNING: only a test' >/dev/kmsg; sleep 0.2")
 
 
 def test_panic():
-    with pytest.raises(LabError, match="(?s)died while it ran.*Kernel panic"):
-        with Lab(name="panic") as lab:
-            lab.run("echo c >/proc/sysrq-trigger; sleep 100")
+    with pytest.raises(LabError, match=r"(?s)died while it ran.*Kernel panic"), Lab(name="panic") as lab:
+        lab.run("echo c >/proc/sysrq-trigger; sleep 100")
     assert "Kernel panic" in lab.serial_log.read_text()
 
 
 def test_panic_at_boot():
-    with pytest.raises(LabError, match="(?s)died while it booted.*Kernel panic"):
+    with pytest.raises(LabError, match=r"(?s)died while it booted.*Kernel panic"):
         Lab(name="panic", append="rdinit=/none init=/none").__enter__()
 
 
@@ -185,7 +183,7 @@ def test_no_machine_outlives_its_driver(sig, rc):
     # A shell starts what it puts in the background with SIGINT ignored, which is inherited.
     with subprocess.Popen([CLI, "run", "echo up; sleep 1000"], stdout=subprocess.PIPE, text=True,
                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as p:
-        assert p.stdout.readline() == "up\n"
+        assert p.stdout and p.stdout.readline() == "up\n"
         qemu, = children(p.pid)
         assert Path(f"/proc/{qemu}/comm").read_text().startswith("qemu-system")
         ended = os.pidfd_open(qemu)

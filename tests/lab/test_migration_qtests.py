@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from arches import on_aarch64, on_both
-from initramfs import below, qemu
+from tests.lab.arches import on_aarch64, on_both
+from tests.lab.paths import below, qemu
 
 CASES = [
     pytest.param("plain", marks=pytest.mark.slow),
@@ -31,7 +31,8 @@ def run(lab, case, options=""):
     # The test reads the guest's memory in 25600 requests: two CPUs that wake each other
     # for each of them are slow where they are emulated, and slower on a busy host.
     result = lab.run(f"QTEST_QEMU_BINARY={traced} QTEST_QEMU_MACHINE_TYPE={machine} taskset 1 "
-                     f"build/{below('fork', lab.arch)}/tests/qtest/migration-test --full -m slow -p {test}", timeout=300)
+                     f"build/{below('fork', lab.arch)}/tests/qtest/migration-test --full -m slow -p {test}",
+                     timeout=300)
     assert result.rc == 0, result.output
     assert re.findall("^(?:not )?ok .*", result.output, re.M) == [f"ok 1 {test}"], result.output
     assert "-accel kvm" in result.output

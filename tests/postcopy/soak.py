@@ -17,18 +17,16 @@ import threading
 import time
 import traceback
 from collections import Counter
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(ROOT / "tests" / part) for part in ("lab", "guest", "postcopy", "snapshot")]
+from qemu.qmp import ExecuteError
 
-from faults import ACTIONS, HELD, PHASES, Ended, Faults, PhaseWire, diagnosis     # noqa: E402
-from lab import Lab                                     # noqa: E402
-from pair import MIB, Pair, until                       # noqa: E402
-from qemu.qmp import ExecuteError                       # noqa: E402
-from qtest import Qtest                                 # noqa: E402
+from tests.lab.faults import ACTIONS, HELD, PHASES, Ended, Faults, diagnosis, phase_wire
+from tests.lab.lab import Lab
+from tests.lab.pair import MIB, Pair, until
+from tests.lab.paths import REPORTS, ROOT
+from tests.lab.qtest import Qtest
 
-REPORT = ROOT / "build" / "reports" / "soak.json"
+REPORT = REPORTS / "soak.json"
 HUGEPAGES = 256
 SMALL = {"anonymous": None, "memfd": "memory-backend-memfd", "shm": "memory-backend-shm"}
 HUGE = {"hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
@@ -146,22 +144,19 @@ def migrate(lab, c, note=lambda text: None):
     """As c says; returns (Ended, faults, recoveries, what the survivor said)."""
     huge = c["backend"] in HUGE
     memory_mb = 64 if huge else 32
-    sides = ("source", "destination")
-    more = {f"{side}_options": ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(side)]
-            for side in sides if c["dimm"]}
+    def dimm(side):
+        return ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(side)] if c["dimm"] else []
+
     with Pair(lab, exits=c["exits"], backend=(HUGE | SMALL)[c["backend"]], cpus=c["cpus"],
               capabilities=("postcopy-preempt",) if c["preempt"] else (),
               memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"],
-              zero=c["zero_percent"], seed=c["seed"] & 0xffff, **more) as pair:
+              zero=c["zero_percent"], seed=c["seed"] & 0xffff,
+              source_options=dimm("source"), destination_options=dimm("destination")) as pair:
         try:
             faults = Faults(pair, note)
             cancel_snapshots(pair, c["snapshot_cancelled_s"], note)
             uri = pair.listen()
-            if c["phase"] in HELD:
-                wire = PhaseWire(lab.host_port(int(uri.rsplit(":", 1)[1])), c["phase"], c["part_ratio"])
-                pair.wires.append(wire)
-            else:
-                wire = pair.wire(uri)
+            wire = (phase_wire(pair, uri, c["phase"], c["part_ratio"]) if c["phase"] in HELD else pair.wire(uri))
             pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=c["bandwidth_bytes_per_s"])
             pair.start(wire.uri)
             asked = False
@@ -214,7 +209,8 @@ class Soak:
 
     def one(self, lab, seed):
         """Whether it ended as it may."""
-        c, notes, begun = chosen(seed), [], time.monotonic()
+        notes: list[str] = []
+        c, begun = chosen(seed), time.monotonic()
         self.say(f"seed {seed}: {told(c)}")
         try:
             ended, faults, recoveries, said = migrate(lab, c, notes.append)
@@ -256,7 +252,7 @@ class Soak:
                 thread.join()
 
     def summary(self):
-        totals = Counter()
+        totals: Counter[str] = Counter()
         for result in self.done:
             for key, value in result["faults_count"].items():
                 if isinstance(value, int):

@@ -2,7 +2,7 @@
 """The connection breaks while the source sends a huge page that was asked for."""
 import pytest
 
-from pair import INJECT, MIB, Pair
+from tests.lab.pair import INJECT, MIB, Pair
 
 POINT = "save-within-page"
 

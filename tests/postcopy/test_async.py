@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Async page faults from vCPU exits, taken by a Linux guest that knows nothing of them."""
 import time
+from typing import Any
 
 import pytest
 
-from linux_pair import LinuxPair
-from pair import MIB, STOCK, until
+from tests.lab.linux_pair import LinuxPair
+from tests.lab.pair import FORK, MIB, STOCK, until
 
 slow = pytest.mark.slow
-LOAD = {"mem": 48, "writers": 2, "computers": 1, "forkers": 1, "interval": 100}
+LOAD: dict[str, Any] = {"mem": 48, "writers": 2, "computers": 1, "forkers": 1, "interval": 100}
 BACKENDS = {
     None: None,
     "memfd-thp": "memory-backend-memfd",
@@ -54,9 +55,9 @@ def test_linux_takes_them(lab, cpus, backend, channels):
 @slow
 @pytest.mark.parametrize("way", ["exits", "off", STOCK])
 def test_without(lab, way):
-    qemu = {} if way != STOCK else {"source": STOCK, "destination": STOCK}
+    qemu = STOCK if way == STOCK else FORK
     exits = {"exits": "on", "off": "off", STOCK: None}[way]
-    with LinuxPair(lab, exits=exits, **qemu, **LOAD) as pair:
+    with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, **LOAD) as pair:
         if way != STOCK:
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf="off")
             assert "postcopy-async-pf: off" in pair.destination.hmp("info migrate_parameters")
@@ -71,7 +72,8 @@ def test_without(lab, way):
 
 def held(lab, **options):
     """A guest on the destination, of which tasks wait for pages that the source does not send."""
-    return LinuxPair(lab, **{"exits": "on", "cpus": 2} | LOAD | options)
+    load: dict[str, Any] = {"exits": "on", "cpus": 2} | LOAD | options
+    return LinuxPair(lab, **load)
 
 
 def hold(pair, uri=None):
@@ -205,9 +207,9 @@ def answers(pair, seconds):
 @pytest.mark.parametrize("way", ["async", "exits", STOCK])
 def test_a_processor_that_waits_answers_others(lab, way):
     """Its page is withheld while it is in the kernel: the guest cannot be told, but interrupted."""
-    qemu = {} if way != STOCK else {"source": STOCK, "destination": STOCK}
-    with LinuxPair(lab, exits=None if way == STOCK else "on", cpus=2, **qemu, mem=64, writers=0,
-                   computers=0, copiers=1, interval=100) as pair:
+    qemu = STOCK if way == STOCK else FORK
+    with LinuxPair(lab, exits=None if way == STOCK else "on", cpus=2, source=qemu, destination=qemu, mem=64,
+                   writers=0, computers=0, copiers=1, interval=100) as pair:
         if way == "exits":
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf="off")
         pair.postcopy()

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pair import INJECT, Pair, until
+from tests.lab.pair import INJECT, Pair, until
 
 
 @pytest.mark.slow

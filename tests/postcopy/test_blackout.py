@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What is done before the guest stops on the source."""
-from arches import on_both
-from pair import Pair, until
+from tests.lab.arches import on_both
+from tests.lab.pair import Pair, until
 
 
 @on_both()

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pair import Pair
+from tests.lab.pair import Pair
 
 CAPABILITIES = ("postcopy-preempt", "postcopy-blocktime")
 WAIT_S = 2
@@ -43,13 +43,13 @@ def test_all_wait(lab, exits, kick):
 @pytest.mark.slow
 def test_plugged_cpus(lab):
     """Three of four vCPUs are not in -smp's count."""
-    words = [w for i in (1, 2, 3)
-             for w in ("-device", f"max-x86_64-cpu,socket-id={i},core-id=0,thread-id=0")]
-    with Pair(lab, exits="on", capabilities=CAPABILITIES, cpus="1,sockets=4,maxcpus=4", mem=16,
+    words = ["-smp", "1,sockets=4,maxcpus=4",
+             *(w for i in (1, 2, 3) for w in ("-device", f"max-x86_64-cpu,socket-id={i},core-id=0,thread-id=0"))]
+    with Pair(lab, exits="on", capabilities=CAPABILITIES, cpus=1, mem=16,
               source_options=words, destination_options=words) as pair:
         pair.postcopy()
         pair.destination.wait_status("completed")
         pair.finish()
-        assert pair.source.report().first("boot")["cpus"] == 4
+        assert pair.source.report().the("boot")["cpus"] == 4
         _, vcpus = blocktime(pair)
         assert len(vcpus) == 4 and all(vcpus)

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from arches import on_aarch64
-from pair import FORK, STOCK, Pair
+from tests.lab.arches import on_aarch64
+from tests.lab.pair import FORK, STOCK, Pair
 
 WAYS = {"stock-to-fork": (STOCK, FORK), "fork-to-stock": (FORK, STOCK), "stock-to-stock": (STOCK, STOCK)}
 MACHINES = ("pc-i440fx-10.0", "pc-q35-10.0")

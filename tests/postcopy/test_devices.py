@@ -2,8 +2,8 @@
 """Post-copy while QEMU's main thread loads devices, which need the guest's memory."""
 import pytest
 
-from pair import FORK, STOCK, Pair, until
-from wire import MAIN, URGENT, Nothing
+from tests.lab.pair import FORK, STOCK, Pair, until
+from tests.lab.wire import MAIN, URGENT, Nothing
 
 SLOT, IO = 5, 0xc000
 QUEUE_PAGES = 8     # at most
@@ -39,7 +39,7 @@ def test_source_ends_while_devices_are_loaded(lab, end, channels, destination):
               source_options=words, destination_options=words) as pair:
         pair.source.wait_event("ready")
         # This memory is written without end, and its end comes last in pre-copy: it is missing.
-        boot = pair.source.report().first("boot")
+        boot = pair.source.report().the("boot")
         set_queue(pair.source, (boot["test_address"] >> 12) + boot["test_pages"] - QUEUE_PAGES)
         wire = pair.wire(pair.listen(), lie=Nothing(), lying=lying)
         pair.postcopy(wire.uri, bandwidth=64 << 10)

@@ -2,8 +2,8 @@
 """The end of post-copy: all was sent, and not all has come."""
 import pytest
 
-from pair import Pair, until
-from wire import MAIN, URGENT, Never
+from tests.lab.pair import Pair, until
+from tests.lab.wire import MAIN, URGENT, Never
 
 
 def pause_source(pair, _):
@@ -35,7 +35,7 @@ def test_requested_page_is_lost(lab, trouble, exits, channels):
         wire = pair.wire(pair.listen(), lie=lie, lying=lying)
         pair.postcopy(wire.uri, bandwidth=256 << 10)
         until(lambda: lie.page and (oldest := (pair.faults() or {}).get("oldest"))
-              and oldest["offset"] == lie.page.address, "the page that does not come is asked for")
+              and oldest["offset"] == lie.told.address, "the page that does not come is asked for")
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
         until(pair.destination.has_read_the_end, "the destination has read the end")
         if channels == "preempt":
@@ -47,7 +47,7 @@ def test_requested_page_is_lost(lab, trouble, exits, channels):
         pair.wait_paused()
         if channels == "one-channel":
             # Pages come in order: the source has withheld it.
-            assert f"without the page at offset 0x{lie.page.address:x}" in pair.destination.job.output
+            assert f"without the page at offset 0x{lie.told.address:x}" in pair.destination.job.output
         assert pair.faults()["awaited"] > 0
         pair.recover()
         pair.finish()

@@ -2,7 +2,7 @@
 """vCPUs that are kicked out of their wait fault again: that is no other fault."""
 import pytest
 
-from pair import Pair
+from tests.lab.pair import Pair
 
 KICKS = 20
 

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from pair import INJECT, Pair, until
+from tests.lab.pair import INJECT, Pair, until
 
 # What is freed does not look as it did.
 PERTURB = ("env", "MALLOC_PERTURB_=165")

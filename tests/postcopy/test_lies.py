@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from pair import MIB, Pair, until
-from wire import URGENT, End, Never, Outside, SamePart, Short, Twice
+from tests.lab.pair import MIB, Pair, until
+from tests.lab.wire import URGENT, End, Never, Outside, SamePart, Short, Twice
 
 BACKENDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 # Between different memory and different ways of waiting.
@@ -58,12 +58,12 @@ def test_never(lab, exits, backend):
     with lied_to(lab, lie, exits, backend) as pair:
         awaited = until(lambda: (oldest := pair.faults().get("oldest")) and oldest["wait-ms"] > 1000
                         and oldest, "a page that does not come")
-        assert awaited["offset"] == lie.page.address
-        assert awaited["ramblock"] == lie.page.name.decode()
-        warning = f"offset 0x{lie.page.address:x} of {lie.page.name.decode()}"
+        assert awaited["offset"] == lie.told.address
+        assert awaited["ramblock"] == lie.told.name.decode()
+        warning = f"offset 0x{lie.told.address:x} of {lie.told.name.decode()}"
         until(lambda: warning in pair.destination.job.output, "the warning", timeout=30)
         assert "migrate-pause" in pair.destination.job.output
-        assert f"offset 0x{lie.page.address:x}" in pair.destination.hmp("info migrate")
+        assert f"offset 0x{lie.told.address:x}" in pair.destination.hmp("info migrate")
         # Also when the source has sent all, it does not end.
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
         until(pair.destination.has_read_the_end, "the destination has read the end")
@@ -100,7 +100,7 @@ def test_same_part_of_a_huge_page(lab, backend):
         pair.postcopy(pair.wire(pair.listen(), lie=lie).uri, bandwidth=64 << 10)
         until(lambda: lie.page, "a page that begins with its first part")
         pair.wait_paused()
-        assert f"offset 0x{lie.page.address:x}" in pair.destination.job.output
+        assert f"offset 0x{lie.told.address:x}" in pair.destination.job.output
         pair.recover()
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
         pair.finish()

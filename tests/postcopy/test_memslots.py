@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Which memslots get KVM_MEM_EXIT_ON_MISSING, and for how long."""
-import re
 
 import pytest
 
-from arches import on_aarch64
-from pair import Pair
+from tests.lab.arches import on_aarch64
+from tests.lab.pair import Pair
+from tests.lab.text import search
 
 READONLY, EXIT_ON_MISSING = 2, 8
 SMRAM = 1   # address space
@@ -13,11 +13,11 @@ SMRAM = 1   # address space
 
 def slots(trace):
     """After each event of the trace, its name and the flags of all slots: {(space, slot): flags}."""
-    now = {}
+    now: dict[tuple[int, int], int] = {}
     for name, text in trace:
         if name == "kvm_set_user_memory":
-            space, slot, flags, size = re.match(
-                r"AddrSpace#(\d+) Slot#(\d+) flags=(\w+) gpa=\w+ size=(\w+)", text).groups()
+            space, slot, flags, size = search(
+                r"^AddrSpace#(\d+) Slot#(\d+) flags=(\w+) gpa=\w+ size=(\w+)", text).groups()
             key = int(space), int(slot)
             now.pop(key, None)
             if int(size, 16):

@@ -2,8 +2,8 @@
 """A guest with a guest of its own."""
 import pytest
 
-import guest
-from pair import Pair
+from tests.lab import guest
+from tests.lab.pair import Pair
 
 
 @pytest.mark.slow

@@ -3,10 +3,10 @@
 import pytest
 from qemu.qmp import ExecuteError
 
-import guest
-from arches import on_both
-from initramfs import qemu
-from pair import Pair
+from tests.lab import guest
+from tests.lab.arches import on_both
+from tests.lab.pair import Pair
+from tests.lab.paths import qemu
 
 SWITCH = "/sys/module/kvm/parameters/exit_on_missing"
 MISSING = "postcopy-fault-exits=on: the host kernel does not have KVM_MEM_EXIT_ON_MISSING"

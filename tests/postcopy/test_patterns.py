@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
-import re
 from itertools import product
 
 import pytest
 
-from arches import on_both
-from pair import MIB, Pair
+from tests.lab.arches import on_both
+from tests.lab.pair import MIB, Pair
+from tests.lab.text import search
 
 EXITS = ("on", "off")
 # Of the firmware's memory, which the guest reads. Its memslots are read-only and do not exit.
@@ -70,7 +70,7 @@ def test_mapped_at_once(lab):
         pair.finish()
         dst = pair.destination
         taken = int(lab.run(f"cat /sys/kernel/debug/kvm/$(cat {dst.pidfile})-*/pf_taken", check=True).output)
-        exits, pages = pair.faults()["exits"], pair.source.report().first("boot")["test_pages"]
+        exits, pages = pair.faults()["exits"], pair.source.report().the("boot")["test_pages"]
     print(f"{taken} faults in KVM, {exits} exits, {pages} pages")
     assert exits > pages / 2
     # One of each page as it is missed, and one as its mapping has been dropped; of other memory some.
@@ -113,7 +113,7 @@ def test_write_to_a_zero_page(lab, exits):
 
     def pages(event):
         """Page and state of each; state 1: the vCPU requested it."""
-        return [re.match(r"cpu \d+ (\S+ 0x\w+)(?: state (\d))?", text).groups()
+        return [search(r"^cpu \d+ (\S+ 0x\w+)(?: state (\d))?", text).groups()
                 for name, text in trace if name == event]
 
     # The kernel maps its zero page read-only, which KVM exits for once more: one for which a vCPU
@@ -129,7 +129,7 @@ def test_write_to_a_zero_page(lab, exits):
 
 def test_smm(lab):
     _, trace = migrate(lab, "on", pattern="smm", machine="q35,smm=on")
-    missed = [re.search("cpu_index (.*), as_id (.*), gpa", text).groups()
+    missed = [search("cpu_index (.*), as_id (.*), gpa", text).groups()
               for name, text in trace if name == "kvm_exit_on_missing"]
     # Only vCPU 0 touches memory by its SMI handler.
     assert {cpu for cpu, as_id in missed if as_id == "1"} == {"0"}

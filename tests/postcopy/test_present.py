@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Exits for pages that are there: swapped out, or merged by KSM."""
 import contextlib
-import re
+from typing import Any
 
 import pytest
 from qemu.qmp import ExecuteError
 
-import guest
-from pair import Pair, until
-from wire import MAIN, Endless
+from tests.lab import guest
+from tests.lab.pair import Pair, until
+from tests.lab.text import search
+from tests.lab.wire import MAIN, Endless
 
 TIMES = 150
 FAR_MB = 8
@@ -32,7 +33,9 @@ def ksm(lab):
 
 @contextlib.contextmanager
 def all_has_come(lab, **options):
-    """A pair whose post-copy goes on, because the destination is not told that this is all."""
+    """A pair whose post-copy goes on, because the destination is not told that this is all; and the
+    faults, which are counted when the guest has ended."""
+    faults: dict[str, Any] = {}
     with Pair(lab, exits="on", cpus=1, memory_mb="32,slots=1,maxmem=1G", payload=guest.payload("far"),
               mem=FAR_MB, source_options=DIMM, destination_options=DIMM, **options) as pair:
         pair.postcopy(pair.wire(pair.listen(), lie=Endless(), lying=MAIN).uri, bandwidth=0)
@@ -40,12 +43,12 @@ def all_has_come(lab, **options):
               "the source has sent all")
         pair.destination.wait_event("timing")
         until(lambda: not pair.faults()["awaited"], "all has come")
-        yield pair
+        yield pair, faults
         # The guest goes on, and so does the migration.
         pair.destination.hmp("o/b 0x70 0x40")
         pair.destination.hmp("o/b 0x71 1")
         pair.destination.wait_event("end")
-        pair.faults_at_the_end = pair.faults()
+        faults |= pair.faults()
         pair.source.cmd("migrate-pause")
         pair.wait_paused()
         pair.recover()
@@ -55,10 +58,10 @@ def all_has_come(lab, **options):
 @pytest.mark.slow
 def test_swapped_out_again_and_again(lab, swap):
     """The host reclaims the page that the guest executes, while post-copy goes on without other faults."""
-    with all_has_come(lab) as pair:
+    with all_has_come(lab) as (pair, _):
         destination = pair.destination
-        page = int(re.search(r"RIP=(\w+)", destination.hmp("info registers"))[1], 16) & -4096
-        address = re.search(r" is (0x\w+)", destination.hmp(f"gpa2hva {page:#x}"))[1]
+        page = int(search(r"RIP=(\w+)", destination.hmp("info registers"))[1], 16) & -4096
+        address = search(r" is (0x\w+)", destination.hmp(f"gpa2hva {page:#x}"))[1]
         before = pair.faults()["populated"]
         for _ in range(3):
             lab.run(f"p=$(cat {destination.pidfile}); for i in $(seq {TIMES // 3}); do "
@@ -72,13 +75,13 @@ def test_swapped_out_again_and_again(lab, swap):
 def test_merged(lab, ksm):
     """All pages of the device are one, mapped read-only, until the guest writes to them."""
     pages = FAR_MB << 8
-    with all_has_come(lab, seed=1) as pair:
+    with all_has_come(lab, seed=1) as (pair, faults):
         lab.run(f"echo 1 >{KSM}/run", check=True)
         until(lambda: int(lab.run(f"cat {KSM}/pages_sharing").output) > 0.9 * pages, "pages are merged")
         before = pair.faults()["populated"]
         lab.run(f"echo 0 >{KSM}/run", check=True)
     # One exit populates all received pages of its 64 KiB.
-    assert pair.faults_at_the_end["populated"] - before > 0.9 * pages / 16
+    assert faults["populated"] - before > 0.9 * pages / 16
 
 
 @pytest.mark.slow

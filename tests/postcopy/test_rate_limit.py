@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """max-postcopy-bandwidth is for pages that nobody waits for."""
-from pair import Pair
+from tests.lab.pair import Pair
 
 
 def test_page_on_its_way(lab):

@@ -3,17 +3,21 @@
 import base64
 import decimal
 from itertools import product
+from typing import Any
 
 import pytest
 
-from arches import on_both
-from pair import MIB, Pair, until
+from tests.lab.arches import on_both
+from tests.lab.pair import MIB, Pair, until
 
 BACKENDS = {
     "memfd": "memory-backend-memfd",
     "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
     "hugetlb-private": "memory-backend-file,mem-path=/dev/hugepages,share=off",
 }
+# The guest's memory, with huge pages or without.
+HUGE: dict[str, Any] = {"pattern": "samehuge", "memory_mb": 64, "mem": 48}
+SMALL: dict[str, Any] = {"pattern": "shared", "mem": 16}
 
 
 def pause(pair):
@@ -84,11 +88,9 @@ def test_recovery_within_a_page(lab, backend, exits, preempt):
     """The connection is so slow that it breaks when a part of a huge page has come."""
     capabilities = ("postcopy-preempt",) if preempt else ()
     # Slow enough that the source has much left, though buffers on the way take some MiB.
-    options, bandwidth, rate = {"pattern": "shared", "mem": 16}, MIB, 2 * MIB
-    if "hugetlb" in backend:
-        bandwidth, rate = 64 * MIB, 8 * MIB
-        options = {"pattern": "samehuge", "memory_mb": 64, "mem": 48}
-    with Pair(lab, exits=exits, capabilities=capabilities, backend=BACKENDS[backend], **options) as pair:
+    bandwidth, rate = (64 * MIB, 8 * MIB) if "hugetlb" in backend else (MIB, 2 * MIB)
+    with Pair(lab, exits=exits, capabilities=capabilities, backend=BACKENDS[backend],
+              **(HUGE if "hugetlb" in backend else SMALL)) as pair:
         wire = pair.wire(pair.listen(), rate=rate)
         pair.postcopy(wire.uri, bandwidth=bandwidth)
         pair.destination.wait_event("timing")
@@ -99,6 +101,14 @@ def test_recovery_within_a_page(lab, backend, exits, preempt):
         pair.finish()
 
 
+def breaks_again(pair, after):
+    """A recovery whose connection breaks after so many bytes."""
+    wire = pair.wire(pair.listen("migrate-recover"), stop_after=after)
+    pair.source.cmd("migrate", uri=wire.uri, resume=True)
+    until(lambda: wire.stopped, "the connection has broken")
+    pair.wait_paused()
+
+
 @on_both()
 def test_recovery_fails_and_is_tried_again(lab):
     """The connection breaks in the handshake; then nobody comes, and the destination listens anew."""
@@ -107,11 +117,8 @@ def test_recovery_fails_and_is_tried_again(lab):
         pair.destination.wait_event("timing")
         pair.source.cmd("migrate-pause")
         pair.wait_paused()
-        for stop_after in 1, 100:
-            wire = pair.wire(pair.listen("migrate-recover"), stop_after=stop_after)
-            pair.source.cmd("migrate", uri=wire.uri, resume=True)
-            until(lambda: wire.stopped, "the connection has broken")
-            pair.wait_paused()
+        breaks_again(pair, 1)
+        breaks_again(pair, 100)
         pair.listen("migrate-recover")
         pair.recover()
         pair.finish()
@@ -180,10 +187,8 @@ def test_tls(lab, backend, preempt):
     """Encrypted; broken and recovered."""
     lab.run("mkdir -p /tmp/psk && echo qemu:6a1d3a2b >/tmp/psk/keys.psk && "
             f"echo '{dh_parameters()}' >/tmp/psk/dh-params.pem", check=True)
-    options = ({"pattern": "samehuge", "memory_mb": 64, "mem": 48} if backend
-               else {"pattern": "shared", "mem": 16})
     with Pair(lab, exits="on", backend=backend, tls="/tmp/psk",
-              capabilities=("postcopy-preempt",) if preempt else (), **options) as pair:
+              capabilities=("postcopy-preempt",) if preempt else (), **(HUGE if backend else SMALL)) as pair:
         wire = pair.wire(pair.listen())
         pair.postcopy(wire.uri)
         pair.destination.wait_event("timing")

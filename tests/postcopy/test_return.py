@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """After the switch, before the destination has loaded the devices: the guest can go on where it was."""
 import pytest
-
-from faults import Ended, Faults, PhaseWire
-from pair import STOCK, Pair, until
 from qemu.qmp import ExecuteError
 
+from tests.lab.faults import Ended, Faults, phase_wire
+from tests.lab.pair import STOCK, Pair, until
+
 REFUSED = "Postcopy migration in progress, cannot cancel."
-
-
-def phase_wire(pair, phase, part=0.5):
-    wire = PhaseWire(pair.lab.host_port(int(pair.listen().rsplit(":", 1)[1])), phase, part)
-    pair.wires.append(wire)
-    return wire
 
 
 def until_split(pair, wire):
@@ -34,7 +28,7 @@ def test_cut_within_the_devices(lab, end, channels, destination):
     """Nobody can know whether the destination runs the guest but who looks: he lets it go on."""
     with Pair(lab, capabilities=("postcopy-preempt",) if channels == "preempt" else (), mem=8,
               **({"destination": destination} if destination else {})) as pair:
-        wire = phase_wire(pair, "switch")
+        wire = phase_wire(pair, pair.listen(), "switch", 0.5)
         faults = Faults(pair)
         pair.start(wire.uri)
         pair.source.cmd("migrate-start-postcopy")
@@ -50,19 +44,24 @@ def test_cut_within_the_devices(lab, end, channels, destination):
 
 def test_destination_cannot_load_the_devices(lab):
     """It says so: the guest goes on by itself."""
-    with Pair(lab, mem=8, source_options=("-device", "pvpanic-pci")) as pair:
+    device = "-device", "pvpanic-pci"
+    with Pair(lab, mem=8, source_options=device) as pair:
         pair.start()
         pair.source.cmd("migrate-start-postcopy")
         until(lambda: not pair.destination.job.running, "the destination ends")
+        assert pair.destination.job.wait().rc == 1
+        # Another one has it.
+        pair.plans[1].arguments += device
         assert Faults(pair).ended() == Ended.SOURCE
 
 
 def test_not_once_the_destination_may_run_it(lab):
     with Pair(lab, mem=8) as pair:
-        wire = phase_wire(pair, "listen")
+        wire = phase_wire(pair, pair.listen(), "listen", 0.5)
         pair.start(wire.uri)
         pair.source.cmd("migrate-start-postcopy")
-        pair.destination.wait_event("timing")
+        assert wire.reached.wait(60)
+        until(lambda: pair.destination.cmd("query-status")["running"], "the guest runs on the destination")
         pair.source.cmd("migrate-pause")
         wire.cut()
         pair.wait_paused()
@@ -77,14 +76,14 @@ def test_not_once_the_destination_may_run_it(lab):
 def test_not_with_released_memory(lab):
     """What release-ram has given up on the source is nowhere else."""
     with Pair(lab, capabilities=("postcopy-preempt", "release-ram"), mem=8) as pair:
-        until_split(pair, phase_wire(pair, "switch"))
+        until_split(pair, phase_wire(pair, pair.listen(), "switch", 0.5))
         with pytest.raises(ExecuteError, match=REFUSED):
             pair.source.cmd("migrate_cancel")
 
 
 def test_a_source_that_quits_runs_nothing(lab):
     with Pair(lab, mem=8) as pair:
-        until_split(pair, phase_wire(pair, "switch"))
+        until_split(pair, phase_wire(pair, pair.listen(), "switch", 0.5))
         events = pair.source.report().events
         pair.source.cmd("quit")
         assert pair.source.job.wait(20).rc == 0

@@ -2,10 +2,10 @@
 """Some of the migrations of make soak, and what it takes for a failure."""
 import pytest
 
-import faults
-from faults import Faults, Hang
-from pair import Pair
-from soak import chosen, migrate, told
+from tests.lab import faults
+from tests.lab.faults import Faults, Hang
+from tests.lab.pair import Pair
+from tests.postcopy.soak import chosen, migrate, told
 
 # One of each phase, with all actions and all that may come before.
 SEEDS = (4, 8, 11, 14, 17, 20, 25, 26)

@@ -3,9 +3,9 @@
 import pytest
 from qemu.qmp import ExecuteError
 
-import guest
-from pair import INJECT, Pair, until
-from wire import MAIN, Block, Endless
+from tests.lab import guest
+from tests.lab.pair import INJECT, Pair, until
+from tests.lab.wire import MAIN, Block, Endless
 
 SIZE_MB = 8
 DIMM = ("-object", f"memory-backend-ram,id=far,size={SIZE_MB}M", "-device", "pc-dimm,id=dimm,memdev=far")

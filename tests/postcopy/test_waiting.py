@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The destination's monitor answers while its vCPUs wait for pages."""
-from arches import on_both
-from pair import Pair
+from tests.lab.arches import on_both
+from tests.lab.pair import Pair
 
 
 @on_both("pattern", ["disjoint", "shared"], quick=["shared"])

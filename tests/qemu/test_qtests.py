@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-FORK = ROOT / "build/fork"
+from tests.lab.paths import BUILD, FORK
+
 KVM = FORK / "qemu-system-x86_64"
 TCG = Path(__file__).parent / "tcg-system-x86_64"
 DIRTY_RING = re.compile("dirty_(ring|limit)")
@@ -23,7 +23,7 @@ SLOW = "--full", "-m", "slow"
 
 def qtest(name, *args, qemu=TCG, timeout=900):
     env = os.environ | {"QTEST_QEMU_BINARY": str(qemu), "QTEST_QEMU_MACHINE_TYPE": "pc",
-                        "PYTHON": str(ROOT / "build/venv/bin/python")}
+                        "PYTHON": str(BUILD / "venv/bin/python")}
     try:
         done = subprocess.run([f"tests/qtest/{name}", *args], cwd=FORK, env=env, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout)

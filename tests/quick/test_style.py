@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The series applies, its themes can be dropped, and QEMU's style is kept."""
+"""The series applies, its themes can be dropped, QEMU's style is kept, and linters find nothing."""
 import subprocess
-from pathlib import Path
+import sys
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.lab.paths import ROOT
 
 
 def run(*command):
@@ -32,3 +32,21 @@ def test_source(name):
 @pytest.mark.parametrize("patch", sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*/*.patch")))
 def test_patch(patch):
     run("build/src/scripts/checkpatch.pl", "--no-tree", "--terse", "-q", patch)
+
+
+def shell_scripts():
+    files = [ROOT / name for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines()]
+    return [file for file in files if file.is_file()
+            and (file.suffix == ".sh" or file.read_bytes().startswith(b"#!/bin/sh"))]
+
+
+def test_shellcheck():
+    run("shellcheck", *shell_scripts())
+
+
+def test_ruff():
+    run(sys.executable, "-m", "ruff", "check", "--quiet")
+
+
+def test_mypy():
+    run(sys.executable, "-m", "mypy", "--no-error-summary")

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-LIST = ROOT / "build/tests/meson-info/intro-tests.json"
+from tests.lab.paths import BUILD, FORK, ROOT
+
+LIST = BUILD / "tests/meson-info/intro-tests.json"
 SKIPPED = 77  # the exit status that Meson takes for it
 
 
@@ -35,11 +35,11 @@ def test_unit(command):
 
 def test_all_are_listed():
     assert LIST.exists(), "no build/tests: make guest"
-    listed = {test.id.split()[0] for test in unit_tests()}
+    listed = {str(test.id).split()[0] for test in unit_tests()}
     assert listed == {path.stem for path in ROOT.glob("tests/unit/*.c")}
 
 
 def test_a_broken_wake_rule_is_found():
     """Who reads a fault whose page has come does not wake: a thread sleeps for ever."""
-    out = run([ROOT / "build/fork/tests/unit/test-postcopy-place"], rc=1, TEST_BREAK_WAKE_RULE="1")
+    out = run([FORK / "tests/unit/test-postcopy-place"], rc=1, TEST_BREAK_WAKE_RULE="1")
     assert "Bail out! A reader sleeps for ever" in out

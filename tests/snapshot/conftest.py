@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-import sys
-from pathlib import Path
-
 import pytest
-
-for name in ("guest", "postcopy"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / name))
 
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 # What the lab's kernel can hide, see docs/lab.md.

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from machine import Machine
-from pair import until
+from tests.lab.pair import until
+from tests.lab.snapshot import Machine
 
 SMALL = "/tmp/small"
 # Takes a little and then nothing, and takes what it is given slowly.
@@ -50,7 +50,11 @@ def test_cancel_a_stuck_snapshot(lab):
         machine.start(STUCK)
         machine.wait_running()
         # All vCPUs come to write what is not saved.
-        until(lambda: machine.touches() == (time.sleep(1), machine.touches())[1], "the guest waits")
+        def waits():
+            before = machine.touches()
+            time.sleep(1)
+            return machine.touches() == before
+        until(waits, "the guest waits")
         machine.side.cmd("migrate_cancel")
         machine.assert_goes_on()
         assert not machine.protected()

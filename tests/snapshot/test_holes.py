@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What was never there, or is not there any more, is neither read nor kept."""
-import re
 import time
 
 import pytest
 
-from machine import Machine, SNAPSHOT
-from pair import MIB, STOCK, until
-from qtest import Balloon, Qtest
-from test_kinds import BACKENDS
+from tests.lab.pair import MIB, STOCK, until
+from tests.lab.qtest import Balloon, Qtest
+from tests.lab.snapshot import BACKENDS, SNAPSHOT, Machine
+from tests.lab.text import search
 
 EMPTY_MB = 512
 
 
 def free_huge_pages(lab):
-    return int(re.search(r"HugePages_Free:\s*(\d+)", lab.run("cat /proc/meminfo").output)[1])
+    return int(search(r"HugePages_Free:\s*(\d+)", lab.run("cat /proc/meminfo").output)[1])
 
 
 def test_unit(lab):
@@ -23,7 +22,8 @@ def test_unit(lab):
     assert "ok 6 /snapshot-holes/hugetlbfs" in tap and "SKIP" not in tap, tap
 
 
-@pytest.mark.parametrize("kind", ["anonymous", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("memfd", "hugetlb"))])
+@pytest.mark.parametrize("kind", ["anonymous", *(pytest.param(kind, marks=pytest.mark.slow)
+                                                 for kind in ("memfd", "hugetlb"))])
 @pytest.mark.parametrize("value", ["never", pytest.param("always", marks=pytest.mark.slow)])
 def test_empty_guest(lab, thp, kind, value):
     """Its memory and its file hardly grow, and any QEMU restores it."""
@@ -64,13 +64,13 @@ def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
         for page in pages:
             qtest.send("memset", page, 8192, 0x55)
         if kind == "anonymous" and skipped:
-            for page in pages:
+            for _ in pages:
                 qtest.answer()      # Nobody has waited.
             lab.run(f"touch {go}")
         else:
             time.sleep(1)
             lab.run(f"touch {go}")
-            for page in pages:
+            for _ in pages:
                 qtest.answer()
         machine.wait()
         assert qtest.read(100 * MIB, 16) == b"\x55" * 16
@@ -122,7 +122,7 @@ def test_swapped_pages_are_data(lab):
         with Machine(lab, memory_mb=64, mem=16) as machine:
             machine.side.cmd("stop")
             lab.run(f"build/tests/pageout $(cat {machine.side.pidfile})", check=True)
-            swapped_kib = int(re.search(r"VmSwap:\s*(\d+)", machine.proc("status"))[1])
+            swapped_kib = int(search(r"VmSwap:\s*(\d+)", machine.proc("status"))[1])
             assert swapped_kib > 8 << 10
             machine.side.cmd("cont")
             machine.take()

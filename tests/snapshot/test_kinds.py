@@ -1,23 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Snapshots of a guest that writes all the time are of one instant, whatever its memory is."""
-import re
 
 import pytest
 
-from machine import Machine, SNAPSHOT
-from pair import FORK, INJECT, STOCK
+from tests.lab.pair import FORK, INJECT, STOCK
+from tests.lab.snapshot import BACKENDS, SNAPSHOT, Machine
+from tests.lab.text import search
 
-# Of a directory: each QEMU has a file of its own.
-FILE = "memory-backend-file,mem-path=/dev/{},share={}"
-BACKENDS = {
-    "anonymous": None,
-    "anonymous-shared": "memory-backend-ram,share=on",
-    "memfd": "memory-backend-memfd",
-    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-    "shmem-file": FILE.format("shm", "on"),
-    "shmem-file-private": FILE.format("shm", "off"),
-    "hugetlb-file-private": FILE.format("hugepages", "off"),
-}
 QUICK = ("anonymous", "memfd", "hugetlb")
 
 
@@ -50,7 +39,7 @@ def test_huge_pages_that_nobody_writes_stay_huge(lab, thp):
     thp("always")
     with Machine(lab, mem=32) as machine:
         def huge_kib():
-            return int(re.search(r"^AnonHugePages: +(\d+)", machine.proc("smaps_rollup"), re.M)[1])
+            return int(search(r"^AnonHugePages: +(\d+)", machine.proc("smaps_rollup"))[1])
         machine.side.cmd("stop")
         before_kib = huge_kib()
         assert before_kib > 32 << 10

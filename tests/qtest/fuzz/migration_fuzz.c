@@ -627,7 +627,7 @@ static void fuzz_before(QTestState *s)
     if (fuzz_side == FUZZ_SOURCE) {
         fuzz_fill_memory();
     }
-    /* To record what both sides send, see tests/fuzz/record.py */
+    /* To record what both sides send, see tests/fuzz/seeds.py */
     while (getenv("MIGRATION_FUZZ_PLAIN")) {
         main_loop_wait(false);
     }

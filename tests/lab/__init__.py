@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The lab, and what tests, benches and the demo drive QEMU with.
+
+    paths       where things lie in the checkout
+    lab         the first-level machine; initramfs: what is in it; arches: marks of its tests
+    pair        two QEMUs and a migration between them; wire: what lies between; faults: what befalls it
+    snapshot    a QEMU of which background snapshots are taken
+    guest       the payload; linux_guest, linux_pair: Linux in its place
+    clocks      what a migration does to a guest's clocks; counters: to those of arm64
+    qtest       QEMU's test protocol
+    program     what programs have in common; text: what is found in text
+
+tests/lab/lab is the command line of the first-level machine.
+"""

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What migrations do to a guest's clocks, exactly.
+
+A vCPU's TSC is L1's TSC plus an offset, which L1's KVM shows in debugfs. So the difference of the
+offsets on both sides is what a migration has added to the TSC beside the time that has passed.
+The kvmclock is a function of the vCPU's TSC, which KVM gives to the guest, and the guest
+(tests/guest/clock.c) to us.
+"""
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.lab.guest import Event
+from tests.lab.lab import Place, tsc_khz
+from tests.lab.pair import FORK, INJECT, MIB, Pair, Side, until
+
+CLOCK = "build/tests/clock.bin"
+ON = ("-global", "kvmclock.guest-time=on")
+
+
+def signed(value: int) -> int:
+    """A difference modulo 2^64."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def kvmclock_ns(event: Event, tsc: int) -> int:
+    """The guest's kvmclock when its vCPU's TSC is tsc, by what KVM has told it."""
+    shift: int = event["pv_shift"] - (256 if event["pv_shift"] > 127 else 0)
+    ticks = signed(tsc - event["pv_tsc"])
+    ticks = ticks << shift if shift >= 0 else ticks >> -shift
+    time_ns: int = event["pv_time"] + (ticks * event["pv_mul"] >> 32)
+    return time_ns
+
+
+def offsets(side: Side) -> list[int]:
+    """The offset of each vCPU's TSC."""
+    text = side.lab.run(f"cd /sys/kernel/debug/kvm/$(cat {side.pidfile})-* && "
+                        "for v in vcpu*; do echo $v $(cat $v/tsc-offset); done", check=True).output
+    found = {int(v): int(o) for v, o in re.findall(r"^vcpu(\d+) (-?\d+)$", text, re.M)}
+    return [found[v] for v in sorted(found)]
+
+
+def clocks(side: Side, cpus: int, move: int, last: bool = False) -> list[Event]:
+    """What each vCPU reported first, or last so far, after that many moves."""
+    def come() -> list[Event] | None:
+        side.check()
+        events = [e for e in side.report().all("clock") if e["move"] == move]
+        by_cpu = {e["cpu"]: e for e in (events if last else reversed(events))}
+        return [by_cpu[cpu] for cpu in range(cpus)] if len(by_cpu) == cpus else None
+    return until(come, f"reports of {cpus} vCPUs on the {side.name}", timeout=30)
+
+
+def backwards(events: Iterable[Event]) -> int:
+    """The most that any clock has gone back, by what the vCPUs report."""
+    return max(int(e[key]) for e in events for key in
+               ("back_tsc", "back_clock", "all_back_tsc", "all_back_clock"))
+
+
+def numbers(side: Side, event: str) -> dict[str, int]:
+    """What the fork traced."""
+    text = dict(side.trace())[event]
+    return {key: int(value) for key, value in re.findall(r"(kvmclock|realtime|host TSC) (\d+)", text)}
+
+
+@dataclass
+class Jump:
+    """What a migration did to the clocks, by vCPU."""
+
+    tsc: list[int]              # added to the TSC beside time that passed: 0 if it went on, cycles
+    kvmclock_ns: list[float]    # added to the kvmclock
+    relation_ns: list[int]      # change of kvmclock against TSC
+    before: list[Event]         # the guest's reports
+    after: list[Event]
+    khz: int
+
+    @property
+    def tsc_us(self) -> list[float]:
+        return [cycles * 1000 / self.khz for cycles in self.tsc]
+
+    @property
+    def offsets_differ(self) -> int:
+        return max(self.tsc) - min(self.tsc)
+
+    @property
+    def steps_s(self) -> tuple[float, float]:
+        """The largest step of a clock that the guest has seen: (least, most) of all vCPUs."""
+        steps = [s for e in self.after for s in (e["step_tsc"] / self.khz / 1e3, e["step_clock"] / 1e9)]
+        return min(steps), max(steps)
+
+    @property
+    def backwards(self) -> int:
+        return backwards(self.after)
+
+
+def migrate(pair: Pair, gap_s: float, postcopy: bool, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """To the end; then, if the destination was started with -S, let the guest run after gap_s."""
+    if postcopy:
+        pair.postcopy(bandwidth=64 * MIB)
+    else:
+        pair.source.cmd("migrate", uri=pair.listen())
+    for side in pair.sides:
+        side.wait_status("completed")
+    if gap_s:
+        pair.lab.run(f"sleep {gap_s}")
+        meanwhile()
+        pair.destination.cmd("cont")
+
+
+class ClockPair(Pair):
+    """A guest that reads its clocks, and the source's instant in the stream unless told=False."""
+
+    tsc_base = 0    # the TSC of the destination's host less that of the source's
+
+    def __init__(self, lab: Place, told: bool = True, policy: str | None = None, cpus: int = 4, source: str = FORK,
+                 source_options: Sequence[str] = (), destination_options: Sequence[str] = (), **options: Any) -> None:
+        if told and source in (FORK, INJECT):
+            source_options = (*ON, *source_options)
+        if policy:
+            destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
+        super().__init__(lab, source=source, cpus=cpus, payload=CLOCK, source_options=source_options,
+                         destination_options=destination_options, **options)
+
+    def moved(self, gap_s: float = 0, postcopy: bool = False, meanwhile: Callable[[], None] = lambda: None) -> Jump:
+        """Migrate; the guest does not run for gap_s if the destination was started with -S."""
+        self.source.wait_event("ready")
+        was = offsets(self.source)
+        migrate(self, gap_s, postcopy, meanwhile)
+        return self.jump(was, clocks(self.source, self.cpus, 0, last=True), self.destination,
+                         clocks(self.destination, self.cpus, 1))
+
+    def failed(self, gap_s: float) -> Jump:
+        """A migration that the destination refuses: the guest does not run for gap_s, and then goes
+        on on the source, which is to be INJECT."""
+        self.source.wait_event("ready")
+        was = offsets(self.source)
+        self.source.inject.arm("guest-time-taken")
+        self.source.cmd("migrate", uri=self.listen())
+        self.source.inject.wait_held("guest-time-taken")
+        before = clocks(self.source, self.cpus, 0, last=True)
+        self.lab.run(f"sleep {gap_s}")
+        self.source.inject.release("guest-time-taken")
+        until(lambda: self.source.status() == "failed", "the migration fails")
+        until(lambda: self.source.cmd("query-status")["running"], "the guest runs again")
+        # One report may have been on its way to the console, another one is from after the stop.
+        told = [e["cpu"] for e in self.source.report().all("clock")]
+        until(lambda: all([e["cpu"] for e in self.source.report().all("clock")].count(cpu) >= told.count(cpu) + 2
+                          for cpu in range(self.cpus)), "all vCPUs report")
+        return self.jump(was, before, self.source, clocks(self.source, self.cpus, 0, last=True))
+
+    def jump(self, was: list[int], before: list[Event], side: Side, after: list[Event]) -> Jump:
+        """From offsets and reports on the source to those on a side."""
+        base = self.tsc_base if side is self.destination else 0
+        tsc = [signed(now + base - w) for now, w in zip(offsets(side), was, strict=True)]
+        # At the TSC that the guest reported first
+        relation = [kvmclock_ns(a, a["tsc"]) - kvmclock_ns(b, a["tsc"]) for b, a in zip(before, after, strict=True)]
+        added = [t * 1e6 / tsc_khz() + r for t, r in zip(tsc, relation, strict=True)]
+        jump = Jump(tsc, added, relation, before, after, tsc_khz())
+        print(f"added to TSC {jump.tsc_us} us, to kvmclock {added} ns, relation {relation} ns")
+        return jump
+
+    def started(self) -> bool:
+        """Whether the destination has set the clocks by the source's instant."""
+        return "kvm_guest_time_start" in dict(self.destination.trace())
+
+    def passed_in_blackout_us(self, jump: Jump, side: Side | None = None) -> float:
+        """Guest time from the instant of the stop to that of the start, on the destination."""
+        side = side or self.destination
+        base = self.tsc_base if side is self.destination else 0
+        cycles = numbers(side, "kvm_guest_time_start")["host TSC"] \
+            - numbers(self.source, "kvm_guest_time_stop")["host TSC"] + jump.tsc[0] - base
+        return cycles * 1000 / jump.khz
+
+    def warnings(self) -> list[str]:
+        return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]

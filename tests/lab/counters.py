@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What migrations do to an arm64 guest's counters, exactly.
+
+A guest's counter is L1's minus an offset, which L1's KVM shows in debugfs. So the difference of the
+offsets on both sides is what a migration has taken from the counter beside the time that has passed.
+"""
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.lab import guest
+from tests.lab.clocks import clocks, migrate, signed
+from tests.lab.guest import Event
+from tests.lab.lab import Place
+from tests.lab.pair import FORK, INJECT, Pair, Side
+
+TOLD = ("-global", "arm-cpu.kvm-guest-time=on")
+ONE_OFFSET = ("-global", "arm-cpu.kvm-counter-offset=on")
+NO_ADJVTIME = ("-global", "arm-cpu.kvm-no-adjvtime=on")
+COUNTERS = ("virtual", "physical")
+
+
+def offsets(side: Side) -> list[int]:
+    """The offsets of the VM's virtual and physical counter."""
+    files = " ".join(f"{name}-counter-offset" for name in COUNTERS)
+    return [int(n) for n in side.lab.run(f"cd /sys/kernel/debug/kvm/$(cat {side.pidfile})-* && cat {files}",
+                                         check=True).output.split()]
+
+
+def numbers(side: Side, event: str) -> dict[str, int]:
+    """What the fork traced."""
+    text = dict(side.trace())[event]
+    return {key: int(value) for key, value in
+            re.findall(r"(virtual|physical|realtime|host counter) (\d+)", text)}
+
+
+@dataclass
+class Jump:
+    """What a migration did to the counters, by counter."""
+
+    added: list[int]        # beside the time that passed: 0 if it went on, ticks
+    offsets: list[int]      # on the destination
+    before: list[Event]     # the guest's reports
+    after: list[Event]
+    khz: int
+
+    @property
+    def added_us(self) -> list[float]:
+        return [ticks * 1000 / self.khz for ticks in self.added]
+
+    @property
+    def tolerance_us(self) -> float:
+        """10 us and a tick."""
+        return 10 + 1000 / self.khz
+
+    @property
+    def least_step_s(self) -> float:
+        """Of the largest steps that the guest has seen."""
+        return min(int(e[f"step_{name}"]) for e in self.after for name in COUNTERS) / self.khz / 1000
+
+    @property
+    def backwards(self) -> int:
+        return max(int(e[f"{way}_{name}"]) for e in self.after for way in ("back", "all_back") for name in COUNTERS)
+
+
+class CounterPair(Pair):
+    """A guest that reads its counters. told: the source's instant is in the stream; one_offset: the
+    VM has kvm-counter-offset=on, on both sides; options: words for each fork's command line."""
+
+    def __init__(self, lab: Place, told: bool = True, policy: str | None = None, one_offset: bool = False,
+                 cpus: int = 2, source: str = FORK, destination: str = FORK, both: Sequence[str] = (),
+                 source_options: Sequence[str] = (), destination_options: Sequence[str] = (), **options: Any) -> None:
+        if one_offset:
+            both = (*both, *ONE_OFFSET)
+        if told:
+            both = (*both, *TOLD)
+        if policy:
+            destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
+        super().__init__(lab, source=source, destination=destination, cpus=cpus,
+                         payload=guest.payload("clock", "aarch64"),
+                         source_options=(*(both if source in (FORK, INJECT) else ()), *source_options),
+                         destination_options=(*(both if destination in (FORK, INJECT) else ()), *destination_options),
+                         **options)
+
+    def moved(self, gap_s: float = 0, postcopy: bool = False) -> Jump:
+        """Migrate; the guest does not run for gap_s if the destination was started with -S."""
+        khz = self.source.wait_event("ready")["khz"]
+        was = offsets(self.source)
+        migrate(self, gap_s, postcopy)
+        return self.jump(khz, was, clocks(self.source, self.cpus, 0, last=True), self.destination,
+                         clocks(self.destination, self.cpus, 1))
+
+    def jump(self, khz: int, was: list[int], before: list[Event], side: Side, after: list[Event]) -> Jump:
+        """From offsets and reports on the source to those on a side."""
+        now = offsets(side)
+        jump = Jump([signed(w - n) for w, n in zip(was, now, strict=True)], now, before, after, khz)
+        print(f"added to the counters: {jump.added_us} us; {dict(side.trace())}")
+        return jump
+
+    def passed_in_blackout_us(self, jump: Jump, side: Side | None = None) -> list[float]:
+        """Guest time from the instant of the stop to that of the start, by both counters, on the destination."""
+        stop = numbers(self.source, "kvm_arm_guest_time_stop")
+        start = numbers(side or self.destination, "kvm_arm_guest_time_start")
+        return [(start["host counter"] - stop["host counter"] + ticks) * 1000 / jump.khz for ticks in jump.added]
+
+    def warnings(self) -> list[str]:
+        return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What can befall a migration at each of its phases, and how it may end then.
+
+    precopy     while the guest runs on the source
+    switch      the package with the devices is on its way
+    listen      the destination has all of the package, and loads it
+    postcopy    the guest runs on the destination
+    eof         the source has sent all, but for the end of the stream; or that, too
+    end         the destination has all, and the source has not heard of it
+
+Faults.carry_through() ends as Ended tells, or raises: Hang if nothing moves for HANG_S in a state that
+does not say why, AssertionError if the guest is damaged, runs twice, or is lost without a word.
+"""
+import contextlib
+import enum
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeVar
+
+from qemu.qmp import ExecuteError, QMPError
+
+from tests.lab import guest
+from tests.lab.lab import CommandFailed
+from tests.lab.pair import MIB, Pair, Side
+from tests.lab.wire import MAIN, VM_EOF, Close, Copy, Page, Wire
+
+HANG_S = 60
+QUIT_S = 20
+# Statuses of which nothing more comes by itself; "exited" is ours.
+LASTING = ("completed", "failed", "cancelled", "postcopy-paused", "exited")
+KILLED = "killed"
+ACTIONS = {
+    "precopy": ("cut", "kill-source", "kill-destination", "cancel"),
+    "switch": ("cut", "kill-source", "kill-destination"),
+    "listen": ("cut", "kill-source", "kill-destination"),
+    "postcopy": ("cut", "pause", "kill-source", "kill-destination"),
+    "eof": ("cut", "pause", "kill-source", "kill-destination"),
+    "end": ("cut", "kill-source", "kill-destination"),
+}
+PHASES = tuple(ACTIONS)
+HELD = ("switch", "listen", "eof", "end")       # by PhaseWire
+
+
+class Ended(enum.Enum):
+    """How a migration may end."""
+
+    DESTINATION = "the guest is whole on the destination"
+    SOURCE = "the guest is whole on the source"
+    SPLIT = "one side was killed after the guest had begun to run there: the other one says postcopy-paused"
+    WITH_SOURCE = "the guest was killed with the source; the destination says that the stream ended"
+    WITH_DESTINATION = "the guest was killed with the destination, after the source had completed"
+
+
+class Hang(Exception):
+    """Nothing moves, and no status says why."""
+
+
+class PhaseWire(Wire):
+    """Holds the main channel when it comes to a phase: switch at a part (0 to 1) of the package,
+    listen behind it, eof before the end of the stream or, with part > 0.5, right behind it, end what
+    the destination says after that. reached is set there; go() lets it go on."""
+
+    def __init__(self, to: int, phase: str, part: float) -> None:
+        self.phase = phase
+        self.part = part
+        self.reached = threading.Event()
+        self._go = threading.Event()
+        self._hold_back = False
+        super().__init__(to)
+
+    def go(self) -> None:
+        self._go.set()
+
+    def cut(self) -> None:
+        super().cut()
+        self.go()
+
+    def _hold(self) -> None:
+        self.reached.set()
+        self._go.wait()
+        if self.is_cut:
+            raise Close
+
+    def _back(self, a: socket.socket, b: socket.socket) -> None:
+        while data := a.recv(16 << 10):
+            if self._hold_back:
+                self._hold()
+            b.sendall(data)
+
+    def _forward(self, channel: int) -> Copy:
+        return self._main if channel == MAIN else self._copy
+
+    def _send_package(self, package: bytes, b: socket.socket) -> None:
+        sent = int(self.part * len(package)) if self.phase == "switch" else len(package)
+        b.sendall(package[:sent])
+        if self.phase in ("switch", "listen"):
+            self._hold()
+        b.sendall(package[sent:])
+
+    def _send(self, items: Iterable[Page | bytes], b: socket.socket) -> None:
+        for item in items:
+            data = item.pack() if isinstance(item, Page) else item
+            if data == bytes([VM_EOF]):
+                self._end(b)
+            else:
+                b.sendall(data)
+
+    def _end(self, b: socket.socket) -> None:
+        self._hold_back = self.phase == "end"
+        if self.phase == "eof" and self.part <= 0.5:
+            self._hold()
+        b.sendall(bytes([VM_EOF]))
+        if self.phase == "eof":
+            self._hold()
+
+
+def phase_wire(pair: Pair, uri: str, phase: str, part: float) -> PhaseWire:
+    """Put one before the pair's destination that listens at uri."""
+    wire = PhaseWire(pair.host_port_of(uri), phase, part)
+    pair.wires.append(wire)
+    return wire
+
+
+def output(side: Side) -> str:
+    """The last line that QEMU has written."""
+    return (side.job.output.strip().splitlines() or ["nothing"])[-1]
+
+
+def diagnosis(pair: Pair) -> str:
+    """What to look at when nothing moves."""
+    text = []
+    for side in pair.sides:
+        text.append(f"--- {side.name}, {'runs' if side.job.running else 'has ended'}; its last words: {output(side)}")
+        if not side.job.running:
+            continue
+        # Of QMP first, which may be what hangs: the threads are asked without it.
+        with contextlib.suppress(CommandFailed):
+            text.append(pair.lab.run(f"cd /proc/$(cat {side.pidfile})/task && for t in *; do "
+                                     "echo \"  $(cat $t/comm): $(cat $t/wchan)\"; done").output.rstrip())
+        try:
+            side.qmp.settimeout(10)
+            for command in "query-status", "query-migrate":
+                text.append(f"  {command}: {json.dumps(side.qmp.cmd(command))}")
+        except Exception as e:
+            text.append(f"  QMP does not answer: {e!r}")
+    return "\n".join(text)
+
+
+Seen = TypeVar("Seen")
+
+
+class Faults:
+    """Those of one migration of a pair; note: a function that is told what was done."""
+
+    def __init__(self, pair: Pair, note: Callable[[str], None] = lambda text: None) -> None:
+        self.pair = pair
+        self.note = note
+        self.killed: Side | None = None
+        self.recoveries = 0
+        self.said: str | None = None    # of a guest that is whole nowhere: the survivor
+
+    # What is known
+
+    def ask(self, side: Side, command: str = "query-migrate") -> Any:
+        """None if the QEMU has ended."""
+        try:
+            return side.cmd(command)
+        except (QMPError, EOFError, OSError, AssertionError) as e:
+            if isinstance(e, TimeoutError):
+                raise Hang(f"{command} on the {side.name} has not been answered") from None
+            end = time.monotonic() + 5
+            while side.job.running:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+            return None
+
+    def status(self, side: Side) -> str:
+        if side is self.killed:
+            return KILLED
+        info = self.ask(side)
+        return "exited" if info is None else str(info.get("status", "none"))
+
+    def statuses(self) -> tuple[str, str]:
+        return self.status(self.pair.source), self.status(self.pair.destination)
+
+    def runs(self, side: Side) -> bool:
+        info = self.ask(side, "query-status") if side is not self.killed else None
+        return bool(info and info["running"])
+
+    def progress(self) -> object:
+        """Something that changes as long as something moves."""
+        sides = [side for side in self.pair.sides if side is not self.killed]
+        sizes = self.pair.lab.run(f"wc -c {' '.join(side.console for side in sides)}").output
+        infos = [self.ask(side) or {} for side in sides]
+        moving = [(info.get("status"), info.get("ram", {}).get("transferred"),
+                   *[(info.get("postcopy-faults") or {}).get(k) for k in ("requests", "awaited", "wakes-saved")])
+                  for info in infos]
+        return sizes, moving
+
+    def until(self, condition: Callable[[], Seen | Literal[False] | None], what: str) -> Seen:
+        """As pair.until, without a limit as long as something moves."""
+        last: object = None
+        since = time.monotonic()
+        while not (result := condition()):
+            if (now := self.progress()) != last:
+                last, since = now, time.monotonic()
+            if time.monotonic() - since > HANG_S:
+                raise Hang(f"nothing has moved for {HANG_S} s; waiting for: {what}")
+            time.sleep(0.1)
+        return result
+
+    def settled(self) -> tuple[str, str]:
+        """Wait until nothing more comes by itself; the statuses."""
+        def lasting() -> tuple[str, str] | None:
+            s, d = self.statuses()
+            # A destination whose source was cancelled or failed before it had heard of a migration
+            done = (*LASTING, KILLED)
+            last = d in done or (s in ("failed", "cancelled") and d in ("none", "setup"))
+            return (s, d) if s in done and last else None
+        return self.until(lasting, "an end on both sides")
+
+    def until_reached(self, wire: Wire) -> None:
+        assert isinstance(wire, PhaseWire), "this phase needs a PhaseWire"
+        self.until(wire.reached.is_set, f"phase {wire.phase}")
+
+    # What is done
+
+    def act(self, action: str | None, wire: Wire, under_way_lost: bool = False) -> None:
+        pair = self.pair
+        if action == "cancel":
+            pair.source.cmd("migrate_cancel")
+        elif action == "pause":
+            # It may have completed since.
+            with contextlib.suppress(ExecuteError):
+                pair.source.cmd("migrate-pause")
+            wire.cut()
+        elif action == "cut":
+            wire.cut()
+        else:
+            side = pair.source if action == "kill-source" else pair.destination
+            self.killed = side
+            side.signal("KILL")
+            if under_way_lost and action == "kill-source":
+                wire.cut()
+        if isinstance(wire, PhaseWire):
+            wire.go()
+
+    def recover(self, wire_of: Callable[[str], Wire] | None = None) -> Wire:
+        """Both sides are paused: go on."""
+        pair = self.pair
+        uri = pair.listen("migrate-recover")
+        wire = wire_of(uri) if wire_of else pair.wire(uri)
+        pair.source.cmd("migrate", uri=wire.uri, resume=True)
+        self.until(lambda: all(s in ("postcopy-active", "completed") for s in self.statuses()), "recovery")
+        self.recoveries += 1
+        self.note("recovered")
+        return wire
+
+    # How it ends
+
+    def assert_one_runs(self) -> list[str]:
+        running = [side.name for side in self.pair.sides if self.runs(side)]
+        assert len(running) < 2, "the guest runs on both sides"
+        return running
+
+    def ended(self) -> Ended | None:
+        """Once settled() is through: how it has ended, or None if it is to be recovered."""
+        pair = self.pair
+        s, d = self.settled()
+        self.note(f"source {s}, destination {d}")
+        running = self.assert_one_runs()
+        if d == "completed":
+            self.check_on(pair.destination)
+            assert s in ("completed", "postcopy-paused", KILLED), f"the source says {s} of what has completed"
+            return Ended.DESTINATION
+        if s in ("failed", "cancelled"):
+            assert "source" in running, f"{s}, and the guest is stopped on the source"
+            self.check_by_another()
+            return Ended.SOURCE
+        if (s, d) == ("postcopy-paused", "postcopy-paused"):
+            return None
+        if s == "postcopy-paused" and d in ("exited", KILLED) and self.returned():
+            self.check_by_another()
+            return Ended.SOURCE
+        if self.killed is pair.destination:
+            if s == "completed":
+                return Ended.WITH_DESTINATION
+            return self.named(pair.source, s)
+        if self.killed is pair.source:
+            if d == "exited" and not self.has_run(pair.destination):
+                self.said = output(pair.destination)
+                assert self.said != "nothing", "the destination has ended without a word"
+                return Ended.WITH_SOURCE
+            return self.named(pair.destination, d)
+        raise AssertionError(f"the guest is nowhere: source {s}, destination {d}")
+
+    def returned(self) -> bool:
+        """The guest goes on on the source, if the destination has not told that it may run it."""
+        source = self.pair.source
+        try:
+            source.cmd("migrate_cancel")
+        except ExecuteError as e:
+            assert str(e) == "Postcopy migration in progress, cannot cancel.", str(e)
+            return False
+        self.until(lambda: self.status(source) == "cancelled" and self.runs(source), "the guest runs on the source")
+        self.note("cancelled: the guest runs on the source")
+        return True
+
+    def named(self, side: Side, status: str) -> Ended:
+        assert status == "postcopy-paused", f"the {side.name}, which is left with a part of the guest, says {status}"
+        self.said = f"{status}: {self.ask(side).get('error-desc') or output(side)}"
+        side.cmd("quit")
+        assert side.job.wait(QUIT_S).rc == 0
+        return Ended.SPLIT
+
+    @staticmethod
+    def has_run(side: Side) -> bool:
+        return bool(guest.Report(side.lab.run(f"cat {side.console}").output).events)
+
+    def check_on(self, side: Side) -> None:
+        """The guest has checked its memory there."""
+        def checked() -> guest.Event | None:
+            side.check()
+            return side.report().first("end")
+        self.until(checked, "the guest's check of its memory")
+        assert side.report().intact, f"memory is damaged: {side.report().all('bad')}"
+
+    def check_by_another(self) -> None:
+        """Migrate the guest, which has stayed on the source, to another destination, which checks it."""
+        pair = self.pair
+        pair.destination.end()
+        pair.destination = pair.sides[1] = pair.launch(pair.lab, pair.plans[1])
+        self.killed = None
+        pair.destination.connect()
+        for side in pair.sides:
+            side.cmd("migrate-set-capabilities", capabilities=[
+                {"capability": c, "state": False} for c in pair.capabilities])
+        pair.source.cmd("migrate-set-parameters", max_bandwidth=128 * MIB, downtime_limit=2000)
+        pair.source.cmd("migrate", uri=pair.listen())
+        self.until(lambda: self.statuses() == ("completed", "completed"), "the migration to another destination")
+        self.check_on(pair.destination)
+
+    # All of it
+
+    def carry_through(self, wire: Wire, troubles: Iterable[tuple[str, float]] = (), phase: str | None = None,
+                      action: str | None = None, delay_s: float = 0.0, under_way_lost: bool = False,
+                      meanwhile: Callable[[], None] = lambda: None) -> Ended:
+        """From a migration that has been started through that wire to its end.
+
+        troubles: (pause or cut, seconds after the guest has run on) that are recovered from; then the
+        fault at the phase, if one is given, or none; under_way_lost: with a killed source goes what has
+        not arrived. meanwhile: called when the guest has moved."""
+        pair = self.pair
+        if phase == "precopy":
+            time.sleep(delay_s)
+            self.act(action, wire, under_way_lost)
+            return self.recovered_to_the_end()
+        pair.source.cmd("migrate-start-postcopy")
+        if phase in ("switch", "listen"):
+            self.until_reached(wire)
+            time.sleep(delay_s)
+            self.act(action, wire, under_way_lost)
+            return self.recovered_to_the_end()
+
+        self.until(lambda: pair.destination.report().first("timing"), "the guest runs on the destination")
+        meanwhile()
+        for trouble, after_s in troubles:
+            time.sleep(after_s)
+            if set(self.statuses()) != {"postcopy-active"}:
+                break
+            self.act(trouble, wire)
+            if self.settled() != ("postcopy-paused", "postcopy-paused"):
+                return self.recovered_to_the_end()
+            wire = self.recover()
+        if phase == "postcopy":
+            time.sleep(delay_s)
+            self.act(action, wire, under_way_lost)
+        elif phase:
+            pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+            self.until_reached(wire)
+            time.sleep(delay_s)
+            self.act(action, wire, under_way_lost)
+        return self.recovered_to_the_end()
+
+    def recovered_to_the_end(self) -> Ended:
+        while not (end := self.ended()):
+            self.recover()
+            # Nothing else befalls it.
+            self.pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        return end

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The guest payload for tests and the demo: QEMU's command line, and the guest's report.
+
+The guest fills memory, then touches it without end. After a migration it knows by the debug
+console's readback value, on arm64 by a file of fw_cfg, that it is on the destination; there it
+times one touch of each page (pass 1), once more with all memory present but not mapped by KVM
+(pass 2: a fault that has to wait for nobody; on arm64, where a guest cannot make KVM forget
+mappings, no fault), checks every word, and reports on the console. tests/guest/memory.c tells
+what a page holds, touch.c in which order it goes.
+"""
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+from tests.lab.paths import ROOT
+
+# What the guest reports: a JSON object with the key "event".
+Event = dict[str, Any]
+# Microseconds of touches, by processor.
+Pass = list[list[float]]
+
+READBACK = {"source": 0xE9, "destination": 0xD5}
+PAYLOADS = {"x86_64": "build/tests", "aarch64": "build/tests-aarch64"}
+MACHINE = {"x86_64": "pc", "aarch64": "virt,gic-version=3"}
+
+
+def payload(name: str = "touch", arch: str = "x86_64") -> str:
+    """Path of a payload in the checkout, and in /lab in the lab."""
+    return f"{PAYLOADS[arch]}/{name}.bin"
+
+
+PAYLOAD = payload()
+
+
+def arguments(side: str, log: Path | str, cpus: int | str = 4, memory_mb: int | str = 128, machine: str | None = None,
+              payload: Path | str | None = None, arch: str = "x86_64", **parameters: int | str) -> list[str]:
+    """QEMU's arguments, without accelerator and monitor.
+
+    side: "source" or "destination"; log: file for the guest's report; payload: by default the
+    checkout's touch.bin. Parameters, of which both sides must have the same, for touch.bin:
+      pattern  disjoint: each processor has its part of memory; shared: all processors touch
+               all pages, together; samehuge: they touch different pages of the same 2 MiB;
+               sequential: disjoint, and in order of their addresses, where the others are random;
+               zerowrite: disjoint, and read before they write (use with zero=100);
+               smm: disjoint, and processor 0 touches by an SMI handler
+               (x86 only)
+      mem      MiB under test (all that is free)
+      zero     per cent of pages that hold zeros until the guest has moved (12)
+      seed     of contents and order (0)
+      passes   touch each page so often, then check, moved or not (0: until moved)
+      time     1: count all touches before the guest has moved by their duration, see times()
+    and for clock.bin:
+      adjust   processor 1 writes that to its IA32_TSC_ADJUST
+      deadline ms until a timer of the LAPIC expires, on arm64 two timers of each processor
+               (0: none)
+    """
+    if arch == "aarch64":
+        parameters = {"ram": memory_mb} | parameters    # no other way tells it
+        console = ["-serial", "chardev:report", "-fw_cfg", f"name=opt/side,string={side[0]}"]
+    else:
+        console = ["-device", f"isa-debugcon,iobase=0xe9,readback={READBACK[side]:#x},chardev=report"]
+    text = " ".join(f"{key}={value}" for key, value in parameters.items())
+    return [
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", machine or MACHINE[arch], "-smp", str(cpus), "-m", str(memory_mb)),
+        *("-bios", str(payload or ROOT / PAYLOADS[arch] / "touch.bin")),
+        *("-fw_cfg", f"name=opt/touch,string={text}") * bool(text),
+        *("-chardev", f"file,id=report,path={log}"), *console,
+    ]
+
+
+TIMES_BUCKETS = 512
+
+
+def times(before: bytes, after: bytes, tsc_khz: int) -> list[tuple[float, int]]:
+    """[(microseconds, touches)] between two dumps of memory, shortest first; each is a bucket's
+    upper end, at most an eighth too long.
+
+    The dumps are of TIMES_BUCKETS * 4 bytes for each processor from event "boot"'s times_address on.
+    """
+    count = [0] * TIMES_BUCKETS
+    for i, (a, b) in enumerate(zip(array("I", before), array("I", after), strict=True)):
+        count[i % TIMES_BUCKETS] += (b - a) % (1 << 32)
+    # The guest's bucket(): the number of the highest bit and the three bits after it.
+    return [(((i % 8 + 9 if i > 7 else i + 1) << max(i // 8 - 1, 0)) * 1000 / tsc_khz, n)
+            for i, n in enumerate(count) if n]
+
+
+class Report:
+    """What a guest has said so far on one side."""
+
+    def __init__(self, text: str) -> None:
+        lines = text.split("\n")[:-1]  # the last one is not complete
+        if lines and not lines[0].startswith("{"):
+            del lines[0]                # nor is one within which the guest moved
+        self.events: list[Event] = [json.loads(line) for line in lines]
+
+    def all(self, event: str) -> list[Event]:
+        return [e for e in self.events if e["event"] == event]
+
+    def first(self, event: str) -> Event | None:
+        return next(iter(self.all(event)), None)
+
+    def the(self, event: str) -> Event:
+        """The first one, which must have been reported."""
+        found = self.first(event)
+        assert found is not None, f"the guest has not reported '{event}': {self.events}"
+        return found
+
+    @property
+    def error(self) -> str | None:
+        """Why the guest gave up, if it did."""
+        event = self.first("error")
+        return event["message"] if event else None
+
+    @property
+    def intact(self) -> bool:
+        """The guest has checked its memory, and all was as it must be."""
+        end = self.first("end")
+        return end is not None and end["bad_pages"] == 0 and end["bad_regions"] == 0
+
+    def sample_span(self) -> tuple[int, int]:
+        """(address, bytes) of guest memory that latencies() needs."""
+        samples = self.all("samples")
+        start = min(s["pass1_address"] for s in samples)
+        end = max(s["pass2_address"] + 4 * s["count"] for s in samples)
+        return start, end - start
+
+    def latencies_us(self, data: bytes, tsc_khz: int) -> tuple[Pass, Pass]:
+        """(pass 1, pass 2): microseconds of each touch, by processor, in order of time.
+
+        data: the memory of sample_span(). tsc_khz is in the source's event "boot".
+        """
+        start, _ = self.sample_span()
+
+        def one_pass(key: str) -> Pass:
+            cpus = []
+            for s in self.all("samples"):
+                at = s[key] - start
+                ticks = array("I", data[at:at + 4 * s["count"]])
+                cpus.append([t * 1000 / tsc_khz for t in ticks])
+            return cpus
+        return one_pass("pass1_address"), one_pass("pass2_address")

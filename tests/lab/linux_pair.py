@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Two QEMUs in the lab, and the migration of the Linux guest from one to the other: as Pair of
+pair.py, with parameters of tests/linux-guest/init.c as options."""
+import time
+from dataclasses import replace
+from typing import Any, Self
+
+from tests.lab import linux_guest
+from tests.lab.lab import Place
+from tests.lab.pair import BasePair, BaseSide, until
+from tests.lab.paths import BUILD
+
+# What init.c reports: names and numbers.
+Line = dict[str, int]
+
+
+class LinuxSide(BaseSide):
+    @property
+    def log(self) -> str:
+        """Of the guest's kernel"""
+        return f"{self.lab.tmp}/{self.name}.log"
+
+    def guest_arguments(self, options: dict[str, Any]) -> list[str]:
+        return linux_guest.arguments(self.console, self.log, **options)
+
+    def report(self) -> linux_guest.Report:
+        return linux_guest.Report(self.lab.run(f"cat {self.console}").output)
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            self.check()
+            report = self.report()
+            # It has booted elsewhere if it has moved here
+            return bool(report.boots or report.lines)
+        until(ready, "the Linux guest has booted", timeout=90)
+
+    def kernel_log(self) -> str:
+        return self.lab.run(f"cat {self.log}").output
+
+
+class LinuxPair(BasePair[LinuxSide]):
+    side_type = LinuxSide
+
+    def __init__(self, lab: Place, machine: str = "pc", memory_mb: int = 160, cpus: int = 1, **options: Any) -> None:
+        super().__init__(lab, machine=machine, memory_mb=memory_mb, cpus=cpus, **options)
+
+    def __enter__(self) -> Self:
+        for path in (linux_guest.KERNEL, linux_guest.INITRD):
+            assert not self.lab.run(f"test -e {path}").rc, f"no {path} in the lab: make guest"
+        return super().__enter__()
+
+    def keep_logs(self) -> str:
+        where = super().keep_logs()
+        for side in self.sides:
+            to = BUILD / "lab" / "postcopy" / self.lab.name / f"{side.name}.log"
+            to.write_text(side.kernel_log())
+        return where
+
+    def check_memory(self) -> None:
+        """Let the guest check all of its memory once more, then look at all that it has said."""
+        def swept() -> bool:
+            lines = self.destination.report().lines
+            return bool(lines) and lines[-1]["sweeps"] >= lines[0]["sweeps"] + 2
+        until(swept, "the guest has checked its memory", timeout=60)
+        self.check_logs()
+
+    def until_reports(self, n: int = 10) -> list[Line]:
+        """The guest has reported so often from the destination: what it and its console touch without
+        end has come, so that QEMU's main thread misses no page if the source falls silent."""
+        return until(lambda: len(lines := self.destination.report().lines) >= n and lines,
+                     f"{n} reports from the destination", timeout=60)
+
+    def async_counts(self) -> Any:
+        return self.destination.cmd("query-migrate").get("postcopy-async")
+
+    def until_outstanding(self) -> Any:
+        """Let the source send nothing at a time at which guest tasks sleep for pages. All vCPUs may
+        happen to be in the guest's kernel, and wait there."""
+        for _ in range(40):
+            self.source.signal("STOP")
+            time.sleep(0.5)
+            counts = self.async_counts()
+            if counts["outstanding"]:
+                return counts
+            self.source.signal("CONT")
+            time.sleep(0.3)
+        raise AssertionError(f"no task waits for a page: {counts}")
+
+    def fast(self) -> None:
+        """The source sends all that is left."""
+        self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+
+    def next(self) -> None:
+        """The destination is the source of another migration."""
+        end, self.source = self.source, self.destination
+        end.end()
+        plan = self.plans[0 if end.name == "source" else 1]
+        self.destination = self.launch(self.lab, replace(plan, arguments=self.plans[1].arguments, wrapper=()))
+        self.sides = [self.source, self.destination]
+        self.destination.connect()
+        for side in self.sides:
+            side.cmd("migrate-set-capabilities",
+                     capabilities=[{"capability": c, "state": True} for c in self.capabilities])
+        if self.exits:
+            self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
+
+    def check_logs(self) -> None:
+        for side in self.sides:
+            report = side.report()
+            assert not report.bad and not (report.lines and report.lines[-1]["bad"]), report.bad
+            complaints = [line for line in side.kernel_log().split("\n")
+                          if linux_guest.COMPLAINTS.search(line)]
+            assert not complaints, complaints
+
+    def check_threads(self, seconds: float = 10) -> None:
+        """Each thread goes on: its counter advances."""
+        first = self.until_reports(1)[-1]
+        names = [k for k in first if k.rstrip("0123456789") in ("writer", "computer", "forker", "copier")]
+
+        def advanced() -> bool:
+            last = self.destination.report().lines[-1]
+            return all(last[name] != first[name] for name in names)
+        until(advanced, f"each of {', '.join(names)} goes on after {first}", timeout=seconds)

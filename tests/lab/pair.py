@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Two QEMUs in the lab, and the migration of a guest from one to the other.
+
+    with Pair(lab, pattern="shared") as pair:
+        pair.postcopy()
+        pair.finish()
+        assert pair.faults()["exits"] > 0
+
+If the body fails, all that the two QEMUs and the guest wrote is kept, and the failure tells where.
+"""
+import contextlib
+import re
+import shlex
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from qemu.qmp import QMPError, StateError
+from qemu.qmp.legacy import QEMUMonitorProtocol
+
+from tests.lab import guest
+from tests.lab.lab import CommandFailed, LabError, Place, Running
+from tests.lab.paths import BUILD, TESTED
+from tests.lab.paths import qemu as path_of
+from tests.lab.sanitizer import ENVIRONMENT
+from tests.lab.text import search
+from tests.lab.wire import Wire
+
+# Of the lab's architecture
+FORK = TESTED
+STOCK = "stock"
+# The fork with points at which its threads can be held or fail: Side.inject. Sanitizers have them, too.
+INJECT = "inject" if FORK == "fork" else FORK
+
+QMP_PORT = {"source": 4001, "destination": 4002}
+FIRST_MIGRATION_PORT = 4010
+MIB = 1 << 20
+
+TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enable",
+         "kvm_exit_on_missing_disable", "kvm_exit_on_missing_probe", "postcopy_fault_exit",
+         "postcopy_fault_exit_end", "postcopy_fault_uffd", "postcopy_fault_populate",
+         "postcopy_fault_ask_again", "postcopy_fault_exits_off",
+         "migration_rate_limit_post", "postcopy_mirror", "postcopy_mirror_memory", "postcopy_no_mirror",
+         "postcopy_preempt_hit",
+         "postcopy_receive_twice", "qemu_loadvm_state_section", "loadvm_handle_cmd_packaged_received",
+         "postcopy_async_off", "postcopy_async_announced", "postcopy_async_data",
+         "postcopy_async_drained", "kvm_async_pf_send", "kvm_async_pf_enable",
+         "migration_completion_postcopy_end_after_complete",
+         "kvm_guest_time_stop", "kvm_guest_time_start", "kvm_guest_time_clock",
+         "kvm_guest_time_offset", "kvm_guest_time_no_instant",
+         "kvm_arm_guest_time_stop", "kvm_arm_guest_time_start", "kvm_arm_guest_time_offset",
+         "kvm_arm_guest_time_one_offset", "kvm_arm_guest_time_no_instant")
+
+
+Seen = TypeVar("Seen")
+
+
+def until(condition: Callable[[], Seen | Literal[False] | None], what: str, timeout: float = 60,
+          pause: float = 0.1) -> Seen:
+    """Wait until condition() is true, and return what it returned."""
+    end = time.monotonic() + timeout
+    while not (result := condition()):
+        assert time.monotonic() < end, f"not within {timeout} s: {what}"
+        time.sleep(pause)
+    return result
+
+
+def listens(lab: Place, port: int) -> bool:
+    return not lab.run(f"grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp").rc
+
+
+class Inject:
+    """The points of migration/inject.h in one QEMU."""
+
+    def __init__(self, lab: Place, directory: str) -> None:
+        self.lab = lab
+        self.directory = directory
+        lab.run(f"rm -rf {directory}; mkdir {directory}", check=True)
+
+    def arm(self, point: str) -> None:
+        """Let the next thread that comes to the point be held there, or fail there."""
+        self.lab.run(f"touch {self.directory}/{point}", check=True)
+
+    def held(self, point: str) -> bool:
+        """Whether a thread is held."""
+        return not self.lab.run(f"test -e {self.directory}/{point}.held").rc
+
+    def passed(self, point: str) -> bool:
+        """Whether a thread has come to the point since arm()."""
+        return bool(self.lab.run(f"test -e {self.directory}/{point}").rc)
+
+    def wait_held(self, point: str) -> None:
+        until(lambda: self.held(point), f"a thread at the point {point}")
+
+    def release(self, point: str) -> None:
+        """Let the thread go on; no other one will be held."""
+        self.lab.run(f"rm -f {self.directory}/{point} {self.directory}/{point}.held", check=True)
+
+
+class BaseSide(ABC):
+    """One QEMU in the lab, with a guest in it."""
+
+    def __init__(self, lab: Place, name: str, qemu: str, arguments: Sequence[str], options: dict[str, Any],
+                 traced: bool = True, wrapper: Sequence[str] = ()) -> None:
+        self.lab = lab
+        self.name = name
+        self.console = f"{lab.tmp}/{name}.console"
+        self.trace_log = f"{lab.tmp}/{name}.trace"
+        self.pidfile = f"{lab.tmp}/{name}.pid"
+        self.port = lab.port(QMP_PORT[name])
+        self._qmp: QEMUMonitorProtocol | None = None
+        self.inject = Inject(lab, f"{lab.tmp}/{name}.inject")
+        lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
+        argv = [
+            *wrapper, path_of(lab.arch, qemu), *("-name", f"{name},debug-threads=on", *lab.qemu_words),
+            *self.guest_arguments(options),
+            *("-qmp", f"tcp:{lab.address}:{self.port},server=on,wait=off"),
+            *("-pidfile", self.pidfile),
+            *arguments,
+        ]
+        if traced and qemu in (FORK, INJECT):
+            argv += [word for event in TRACE for word in ("-trace", event)] + ["-D", self.trace_log]
+        self.job = lab.job(f"{ENVIRONMENT} QEMU_INJECT={self.inject.directory} exec " + shlex.join(argv))
+
+    @abstractmethod
+    def guest_arguments(self, options: dict[str, Any]) -> list[str]:
+        """QEMU's arguments, without accelerator and monitor."""
+
+    @abstractmethod
+    def wait_ready(self) -> None:
+        """Wait until the guest does what it does until it is moved."""
+
+    @property
+    def qmp(self) -> QEMUMonitorProtocol:
+        assert self._qmp, f"QMP of the {self.name} is not connected"
+        return self._qmp
+
+    def connect(self) -> None:
+        # L1's QEMU accepts connections before the one in L1 does.
+        until(lambda: not self.job.running or listens(self.lab, self.port), f"QMP of the {self.name}")
+        self.check()
+        self._qmp = QEMUMonitorProtocol(("127.0.0.1", self.lab.host_port(self.port)))
+        self.qmp.connect()
+        self.qmp.settimeout(60)
+
+    def check(self) -> None:
+        if not self.job.running:
+            result = self.job.wait()
+            raise AssertionError(f"QEMU of the {self.name} has ended, status {result.rc}:\n{result.output}")
+
+    def cmd(self, name: str, **arguments: object) -> Any:
+        try:
+            return self.qmp.cmd(name, **{k.replace("_", "-"): v for k, v in arguments.items()})
+        except StateError:
+            self.check()
+            self.qmp.close()  # raises what ended the connection
+            raise
+
+    def hmp(self, line: str) -> str:
+        return str(self.cmd("human-monitor-command", command_line=line))
+
+    def registers_of_all(self) -> int:
+        """The number of vCPUs that have told their registers."""
+        return len(re.findall(r"\b(?:RIP|PC)=", self.hmp("info registers -a")))
+
+    def status(self) -> str | None:
+        status: str | None = self.cmd("query-migrate").get("status")
+        return status
+
+    def migration(self, *wanted: str) -> dict[str, Any]:
+        """query-migrate, of a migration that goes on, or whose status is as wanted."""
+        self.check()
+        info: dict[str, Any] = self.cmd("query-migrate")
+        status = info.get("status")
+        assert status in wanted or status not in ("failed", "cancelled", "postcopy-paused"), \
+            f"migration {status} on the {self.name}: {info}"
+        return info
+
+    def wait_status(self, *wanted: str) -> str:
+        def reached() -> str | None:
+            status = self.migration(*wanted).get("status")
+            return status if status in wanted else None
+        return until(reached, f"migration {' or '.join(wanted)} on the {self.name}")
+
+    def trace(self) -> list[tuple[str, str]]:
+        """The events of the trace in their order: (name, text)."""
+        log = self.lab.run(f"cat {self.trace_log}").output
+        return re.findall(rf"\b({'|'.join(TRACE)}) (.*)", log)
+
+    def has_read_the_end(self) -> bool:
+        """Of the main channel: QEMU_VM_EOF."""
+        return ("qemu_loadvm_state_section", "0") in self.trace()
+
+    def waiting_vcpus(self) -> set[int]:
+        """vCPUs that wait for a page: in QEMU after an exit, or in the kernel's userfaultfd."""
+        waiting = {}
+        for name, text in self.trace():
+            if name in ("postcopy_fault_exit", "postcopy_fault_exit_end"):
+                waiting[int(search(r"^cpu (\d+)", text)[1])] = name == "postcopy_fault_exit"
+        threads = self.lab.run(f"cd /proc/$(cat {self.pidfile})/task && for t in *; do "
+                               "echo $(cat $t/comm $t/wchan); done").output
+        return ({cpu for cpu, waits in waiting.items() if waits}
+                | {int(cpu) for cpu in re.findall(r"CPU (\d+)/KVM handle_userfault", threads)})
+
+    def memory(self, address: int, size: int) -> bytes:
+        """Of the guest."""
+        path = f"{self.lab.tmp}/{self.name}.memory"
+        self.cmd("pmemsave", val=address, size=size, filename=path)
+        return self.lab.read_file(path)
+
+    def signal(self, name: str) -> None:
+        self.lab.run(f"kill -{name} $(cat {self.pidfile})", check=True)
+
+    def end(self) -> None:
+        if self._qmp:
+            with contextlib.suppress(QMPError, EOFError, TimeoutError):
+                self._qmp.close()
+        self.job.kill()
+
+
+class Side(BaseSide):
+    """With the payload of tests/guest."""
+
+    def guest_arguments(self, options: dict[str, Any]) -> list[str]:
+        return guest.arguments(self.name, self.console,
+                               **{"payload": guest.payload("touch", self.lab.arch)} | options,
+                               arch=self.lab.arch)
+
+    def wait_ready(self) -> None:
+        self.wait_event("ready")
+
+    def report(self) -> guest.Report:
+        report = guest.Report(self.lab.run(f"cat {self.console}").output)
+        assert not report.error, f"the guest gave up on the {self.name}: {report.error}"
+        return report
+
+    def wait_event(self, event: str) -> guest.Event:
+        def come() -> guest.Event | None:
+            self.check()
+            return self.report().first(event)
+        return until(come, f"the guest's event '{event}' on the {self.name}")
+
+
+@dataclass
+class Plan:
+    """What a side is started with."""
+
+    name: str
+    qemu: str
+    arguments: list[str]
+    wrapper: Sequence[str] = ()
+
+
+AnySide = TypeVar("AnySide", bound=BaseSide)
+
+
+class BasePair(ABC, Generic[AnySide]):
+    """exits: postcopy-fault-exits of the destination; backend: of memory, for -object;
+    capabilities: beside postcopy-ram, or None for pre-copy alone; source_options,
+    destination_options: more words of their command lines; tls: directory in L1 with keys.psk;
+    traced: write a trace, for Side.trace(); wrapper: words before the destination's command;
+    destination_lab: another L1 for it; other options: as for guest.arguments()."""
+
+    side_type: type[AnySide]
+
+    def __init__(self, lab: Place, exits: str | None = None, source: str = FORK, destination: str = FORK,
+                 machine: str | None = None, memory_mb: int | str = 32, backend: str | None = None,
+                 capabilities: Sequence[str] | None = ("postcopy-preempt",), source_options: Sequence[str] = (),
+                 destination_options: Sequence[str] = (), cpus: int = 4, tls: str | None = None, traced: bool = True,
+                 wrapper: Sequence[str] = (), destination_lab: Place | None = None, **options: Any) -> None:
+        self.lab = lab
+        self.destination_lab = destination_lab or lab
+        self.cpus = cpus
+        self.exits = exits
+        self.tls = tls
+        self.capabilities = () if capabilities is None else ("postcopy-ram", *capabilities)
+        self.ports = iter(range(FIRST_MIGRATION_PORT, FIRST_MIGRATION_PORT + 100))
+        # So slow that nearly all memory is left for post-copy; a page takes half a second at most.
+        self.precopy_bandwidth = 4 * MIB if "huge" in (backend or "") else 64 << 10
+        arguments: list[str] = []
+        if backend:
+            arguments = ["-object", f"{backend},id=ram,size={memory_mb}M"]
+            machine = (machine or guest.MACHINE[lab.arch]) + ",memory-backend=ram"
+        options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus}
+        self.options = options
+        self.traced = traced
+        self.plans = (Plan("source", source, [*arguments, *source_options]),
+                      Plan("destination", destination, [*arguments, *destination_options, "-incoming", "defer"],
+                           wrapper))
+        if tls:
+            for plan, endpoint in zip(self.plans, ("client", "server"), strict=True):
+                plan.arguments += ["-object", f"tls-creds-psk,id=tls,endpoint={endpoint},dir={tls}"]
+        self.sides: list[AnySide] = []
+        self.proxy: Running | None = None
+        self.wires: list[Wire] = []
+
+    def launch(self, lab: Place, plan: Plan) -> AnySide:
+        return self.side_type(lab, plan.name, plan.qemu, plan.arguments, self.options, self.traced, plan.wrapper)
+
+    def __enter__(self) -> Self:
+        try:
+            for lab, plan in zip((self.lab, self.destination_lab), self.plans, strict=True):
+                self.sides.append(self.launch(lab, plan))
+            self.source, self.destination = self.sides
+            for side in self.sides:
+                side.connect()
+                side.cmd("migrate-set-capabilities",
+                         capabilities=[{"capability": c, "state": True} for c in self.capabilities])
+                if self.tls:
+                    side.cmd("migrate-set-parameters", tls_creds="tls")
+            if self.exits:
+                self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
+        except BaseException as e:
+            self.__exit__(type(e), e, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        for side in self.sides:
+            side.end()
+        self.cut()
+        for wire in self.wires:
+            wire.cut()
+        if error:
+            error.add_note(self.keep_logs())
+
+    def keep_logs(self) -> str:
+        to = BUILD / "lab" / "postcopy" / self.lab.name
+        shutil.rmtree(to, ignore_errors=True)
+        to.mkdir(parents=True)
+        for side in self.sides:
+            (to / f"{side.name}.output").write_text(f"$ {side.job.cmd}\n{side.job.output}")
+            for path in side.console, side.trace_log:
+                with contextlib.suppress(CommandFailed, LabError, OSError):
+                    (to / path.rsplit("/", 1)[1]).write_bytes(side.lab.read_file(path))
+        return f"logs of this test's QEMUs and guest: {to}; of L1's kernel: {self.lab.serial_log}"
+
+    # Migration
+
+    def listen(self, command: str = "migrate-incoming") -> str:
+        """Let the destination listen; returns the URI for the source."""
+        port = next(self.ports)
+        self.destination.cmd(command, uri=f"tcp:0.0.0.0:{port}")
+        if self.destination_lab is not self.lab:
+            # The host, in L1's view
+            return f"tcp:10.0.2.2:{self.destination_lab.host_port(port)}"
+        return f"tcp:127.0.0.1:{port}"
+
+    def host_port_of(self, uri: str) -> int:
+        """On the host, of the destination that listens at uri."""
+        return self.lab.host_port(int(uri.rsplit(":", 1)[1]))
+
+    def wire(self, uri: str, **options: Any) -> Wire:
+        """Put a wire.Wire before the destination that listens at uri."""
+        self.wires.append(Wire(self.host_port_of(uri), **options))
+        return self.wires[-1]
+
+    def wait_paused(self) -> None:
+        for side in self.sides:
+            side.wait_status("postcopy-paused")
+
+    def settled(self) -> str:
+        """Wait until each side is paused or has completed; returns which of the two the destination."""
+        def ended() -> str | None:
+            states = [side.status() for side in self.sides]
+            return states[1] if set(states) <= {"postcopy-paused", "completed"} else None
+        return until(ended, "both sides are paused, or have completed")
+
+    def recover(self) -> None:
+        """Go on with a migration that is paused on both sides."""
+        self.source.cmd("migrate", uri=self.listen("migrate-recover"), resume=True)
+        self.wait_recovered()
+
+    def wait_recovered(self) -> None:
+        until(lambda: all(side.status() in ("postcopy-active", "completed") for side in self.sides),
+              "recovery")
+
+    def through_proxy(self, uri: str) -> str:
+        """Put processes between the two that cut() ends; returns the URI for the source."""
+        port = next(self.ports)
+        self.proxy = self.lab.job(f"echo $$; exec nc -ll -p {port} "
+                                  f"-e nc 127.0.0.1 {uri.rsplit(':', 1)[1]}")
+        until(lambda: listens(self.lab, port), "the proxy")
+        return f"tcp:127.0.0.1:{port}"
+
+    def black_hole(self) -> None:
+        """Let the proxy pass nothing on, and keep the connections."""
+        assert self.proxy
+        self.lab.run(f"kill -STOP -{int(self.proxy.output)}", check=True)
+
+    def cut(self) -> None:
+        """End the proxy and all its connections."""
+        if self.proxy:
+            self.proxy.kill()
+            self.proxy = None
+
+    def until_all_wait(self) -> Any:
+        """Wait until each vCPU of the destination has missed a page that does not come."""
+        until(lambda: self.destination.waiting_vcpus() == set(range(self.cpus)),
+              "all vCPUs wait for pages")
+        return self.faults()
+
+    def start(self, uri: str | None = None, bandwidth: int | None = None) -> None:
+        """Start pre-copy."""
+        uri = uri or self.listen()
+        self.source.wait_ready()
+        self.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth or self.precopy_bandwidth,
+                        downtime_limit=1)
+        self.source.cmd("migrate", uri=uri)
+        self.source.wait_status("active")
+
+    def precopy(self) -> None:
+        """Migrate by pre-copy alone."""
+        self.start(bandwidth=64 * MIB)
+        self.source.cmd("migrate-set-parameters", downtime_limit=1000)
+
+    def postcopy(self, uri: str | None = None, bandwidth: int = MIB) -> None:
+        """Migrate to the point where the guest runs on the destination.
+
+        bandwidth: of pages that come without being asked for.
+        """
+        self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
+        self.start(uri)
+        self.source.cmd("migrate-start-postcopy")
+        self.source.wait_status("postcopy-active", "completed")
+
+    def finish(self) -> None:
+        """Wait for the end of the migration, and for the guest's check of its memory."""
+        for side in self.sides:
+            side.wait_status("completed")
+        self.check_memory()
+
+    @abstractmethod
+    def check_memory(self) -> None:
+        """Wait until the guest on the destination has checked its memory, which must be whole."""
+
+    def faults(self) -> Any:
+        return self.destination.cmd("query-migrate").get("postcopy-faults")
+
+
+class Pair(BasePair[Side]):
+    """A pair with the payload of tests/guest."""
+
+    side_type = Side
+
+    def check_memory(self) -> None:
+        self.destination.wait_event("end")
+        report = self.destination.report()
+        assert report.intact, f"memory is damaged: {report.all('bad')}, {report.all('end')}"
+        self.destination.check()

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the programs have in common: progress, figures, and how they end."""
+import signal
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+
+from qemu.qmp import QMPError
+
+from tests.lab.initramfs import BuildError
+from tests.lab.lab import CommandFailed, LabError
+
+started = time.monotonic()
+
+
+class ProgramError(Exception):
+    """What the program is for could not be done."""
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - started:5.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def quantile(values: Sequence[float], percent: int) -> float | None:
+    """Of sorted values, the one below which so many per cent lie; None if there are none."""
+    return values[min(len(values) - 1, len(values) * percent // 100)] if values else None
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table: the first column from the left, all others to the right."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) if i else cell.ljust(width)
+                      for i, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
+
+
+def main(name: str, run: Callable[[Namespace], int | None], options: Namespace) -> None:
+    """End with what run(options) returns as exit status, or with one line if it fails or is interrupted."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        sys.exit(run(options))
+    except KeyboardInterrupt:
+        sys.exit(f"{name}: interrupted")
+    except (AssertionError, ProgramError, BuildError, LabError, CommandFailed, OSError, QMPError) as e:
+        sys.exit(f"{name}: error: " + "\n".join([str(e), *getattr(e, "__notes__", ())]))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""QEMU's test protocol, by which the memory and the devices of a guest under KVM can be used."""
+import socket
+from collections.abc import Iterable
+from typing import Self
+
+from tests.lab.lab import Place
+
+PORT = {"source": 4005, "destination": 4006}
+
+
+class Qtest:
+    def __init__(self, lab: Place, side: str = "source") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", lab.host_port(PORT[side])))
+        self.file = self.socket.makefile()
+
+    @staticmethod
+    def arguments(side: str = "source") -> list[str]:
+        return ["-qtest", f"tcp:0.0.0.0:{PORT[side]},server=on,wait=off", "-qtest-log", "none"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+        self.socket.close()
+
+    def send(self, *words: int | str) -> None:
+        line = " ".join(hex(w) if isinstance(w, int) else w for w in words)
+        self.socket.sendall(line.encode() + b"\n")
+
+    def answer(self) -> list[str]:
+        answer = self.file.readline().split()
+        assert answer and answer[0] == "OK", answer
+        return answer[1:]
+
+    def cmd(self, *words: int | str) -> list[str]:
+        self.send(*words)
+        return self.answer()
+
+    def memset(self, address: int, size: int, value: int) -> None:
+        self.cmd("memset", address, size, value)
+
+    def read(self, address: int, size: int) -> bytes:
+        return bytes.fromhex(self.cmd("read", address, size)[0][2:])
+
+    def write(self, address: int, data: bytes) -> None:
+        self.cmd("write", address, len(data), "0x" + data.hex())
+
+
+class Balloon:
+    """Drives virtio-balloon by its legacy interface, as the first and only PCI device of this kind.
+
+    queue: address of 64 KiB of guest memory that nobody else uses."""
+
+    QUEUE_BYTES = 64 << 10
+    SLOT = 5
+    IO = 0xc000
+
+    def __init__(self, qtest: Qtest, queue: int) -> None:
+        self.qtest = qtest
+        self.queue = queue
+        self._config(0x10, self.IO)         # BAR 0
+        self._config(0x04, 0x7)             # input and output, memory, bus master
+        self._out("b", 18, 0)               # status: reset
+        self._out("b", 18, 3)               # acknowledge, driver
+        self._out("l", 4, 0)                # no features
+        self._out("w", 14, 0)               # the queue of inflation
+        self.size = int(self._in("w", 12)[0], 16)
+        self._out("l", 8, queue >> 12)
+        self._out("b", 18, 7)               # driver ok
+        self.used = 0
+
+    @classmethod
+    def arguments(cls) -> list[str]:
+        return ["-device", f"virtio-balloon-pci,addr={cls.SLOT:#x},disable-modern=on"]
+
+    def _config(self, register: int, value: int) -> None:
+        self.qtest.cmd("outl", 0xcf8, 1 << 31 | self.SLOT << 11 | register)
+        self.qtest.cmd("outl", 0xcfc, value)
+
+    def _out(self, width: str, register: int, value: int) -> None:
+        self.qtest.cmd(f"out{width}", self.IO + register, value)
+
+    def _in(self, width: str, register: int) -> list[str]:
+        return self.qtest.cmd(f"in{width}", self.IO + register)
+
+    def inflate(self, pages: Iterable[int]) -> None:
+        """Give pages of 4 KiB back, by their numbers, in one request."""
+        data = b"".join(page.to_bytes(4, "little") for page in pages)
+        buffer = self.queue + (32 << 10)
+        assert len(data) <= 32 << 10
+        self.qtest.write(buffer, data)
+        descriptor = (buffer.to_bytes(8, "little") + len(data).to_bytes(4, "little") + bytes(4))
+        self.qtest.write(self.queue, descriptor)
+        available = self.queue + 16 * self.size
+        self.qtest.write(available + 4 + 2 * (self.used % self.size), bytes(2))
+        self.used += 1
+        self.qtest.write(available + 2, self.used.to_bytes(2, "little"))
+        self._out("w", 16, 0)               # notify
+        ring = (available + 4 + 2 * self.size + 2 + 4095) & ~4095
+        for _ in range(1000):
+            if int.from_bytes(self.qtest.read(ring + 2, 2), "little") == self.used:
+                return
+        raise AssertionError("the balloon does not answer")

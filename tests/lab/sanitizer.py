@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What a sanitizer's build of QEMU reports in the lab, with the names of functions and lines.
+
+    TESTED=tsan pytest tests/postcopy
+
+AddressSanitizer's reports all fail a test. ThreadSanitizer finds races that QEMU has had for long (counters of
+statistics, GLib's sources); of its reports those fail in which a function of ours, or one that it calls, makes
+one of the accesses. All are kept in build/lab/sanitizer.
+"""
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.lab.paths import BUILD, ROOT, TESTED
+
+# Where QEMU reports, which then goes on, and the environment that lets it. It frees little when it ends.
+REPORTS = "/tmp/sanitizer"
+ENVIRONMENT = {
+    "asan": f"ASAN_OPTIONS=log_path={REPORTS}:detect_leaks=0:handle_abort=0",
+    "tsan": f"TSAN_OPTIONS=log_path={REPORTS}:exitcode=0:history_size=4:report_signal_unsafe=0",
+}.get(TESTED, "")
+
+REPORT = re.compile(r"(?:ERROR|WARNING): (?:Address|Thread)Sanitizer.*?(?=\n=====|\Z)", re.DOTALL)
+FRAME = re.compile(r"(#\d+ ).*\((qemu-system-\w+)\+(0x[0-9a-f]+)\)")
+# Where memory, threads and mutexes come from says nothing about who races.
+ACCESS = re.compile(r"^ *(?:Previous )?(?:[Aa]tomic )?(?:[Rr]ead|[Ww]rite) of size .*?(?=\n\n|\Z)",
+                    re.DOTALL | re.MULTILINE)
+# QEMU's way: all who kick a vCPU set CPUState.thread_kicked, and all who shut a QEMUFile down mark it with the same
+# error, without a lock.
+KNOWN = {"cpus_kick_thread", "kvm_exit_on_missing_kick", "qemu_file_shutdown", "qemu_file_set_error_obj",
+         "postcopy_fault_channel_broken"}
+
+
+def ours() -> set[str]:
+    """Names of our files, without their directories."""
+    listed = subprocess.run([ROOT / "scripts" / "overlay", "list"], stdout=subprocess.PIPE, text=True, check=True)
+    return {Path(line).name for line in listed.stdout.split()}
+
+
+def named(text: str) -> str:
+    """With functions and lines in the frames of QEMU."""
+    places = sorted({m[3] for m in FRAME.finditer(text)})
+    if not places:
+        return text
+    names = subprocess.run(["addr2line", "-f", "-p", "-s", "-e", BUILD / TESTED / "qemu-system-x86_64", *places],
+                           stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    of = dict(zip(places, names, strict=True))
+    return FRAME.sub(lambda m: m[1] + of[m[3]], text)
+
+
+def accessors(report: str) -> Iterator[tuple[str, str]]:
+    """(function, file) of the two innermost frames of each access."""
+    for access in ACCESS.findall(report):
+        yield from re.findall(r"#\d+ (\w+) at (\S+?):", access)[:2]
+
+
+def failures(text: str, name: str) -> list[str]:
+    """Of all reports of a test."""
+    reports = [named(report) for report in REPORT.findall(text)]
+    if reports:
+        to = BUILD / "lab" / "sanitizer"
+        to.mkdir(parents=True, exist_ok=True)
+        (to / (re.sub(r"\W+", "-", name) + ".txt")).write_text("\n\n".join(reports))
+    files = ours()
+    return [report for report in reports if "AddressSanitizer" in report
+            or any(file in files and function not in KNOWN for function, file in accessors(report))]

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A QEMU in the lab of which background snapshots are taken, and another that restores them.
+
+    with Machine(lab, backend="memory-backend-memfd") as machine:
+        info = machine.take()
+        machine.restore()
+
+The guest writes all the time. Each page counts its touches, and another page counts them too
+(tests/guest/memory.c), so that a page of another moment than the rest is found: restore() lets the
+guest run on and check all its memory. If the body fails, what the QEMUs and the guest wrote is kept.
+"""
+import contextlib
+import re
+import shutil
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from tests.lab import guest
+from tests.lab.lab import CommandFailed, LabError, Place
+from tests.lab.pair import FORK, Side, until
+from tests.lab.paths import BUILD
+from tests.lab.qtest import Qtest
+
+SNAPSHOT = "/tmp/snapshot"
+ENDED = ("completed", "failed", "cancelled")
+# Of a directory: each QEMU has a file of its own.
+FILE = "memory-backend-file,mem-path=/dev/{},share={}"
+BACKENDS = {
+    "anonymous": None,
+    "anonymous-shared": "memory-backend-ram,share=on",
+    "memfd": "memory-backend-memfd",
+    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+    "shmem-file": FILE.format("shm", "on"),
+    "shmem-file-private": FILE.format("shm", "off"),
+    "hugetlb-file-private": FILE.format("hugepages", "off"),
+}
+
+
+class Machine:
+    """backend: of memory, for -object; capabilities: beside background-snapshot; arguments: more
+    words of both command lines, taker: of the first one's; wrapper: words before it; other
+    options: as for guest.arguments()."""
+
+    def __init__(self, lab: Place, qemu: str = FORK, backend: str | None = None, memory_mb: int = 64, cpus: int = 4,
+                 machine: str = "pc", capabilities: Sequence[str] = (), arguments: Sequence[str] = (),
+                 taker: Sequence[str] = (), wrapper: Sequence[str] = (), **options: int | str) -> None:
+        self.lab = lab
+        self.arguments = list(arguments)
+        if backend:
+            self.arguments += ["-object", f"{backend},id=ram,size={memory_mb}M"]
+            machine += ",memory-backend=ram"
+        self.options = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus,
+                        "payload": guest.PAYLOAD} | options
+        self.capabilities = ("events", *capabilities)
+        self.sides: list[Side] = []
+        self._start = (qemu, list(taker), tuple(wrapper))
+
+    def __enter__(self) -> Self:
+        qemu, arguments, wrapper = self._start
+        try:
+            self.side = self._side("source", qemu, arguments, wrapper)
+            self.side.wait_event("ready")
+            self.enable("background-snapshot", *self.capabilities)
+        except BaseException as e:
+            self.__exit__(type(e), e, None)
+            raise
+        return self
+
+    def _side(self, name: str, qemu: str, arguments: Sequence[str], wrapper: Sequence[str] = ()) -> Side:
+        side = Side(self.lab, name, qemu, [*self.arguments, *arguments], self.options, traced=False,
+                    wrapper=wrapper)
+        self.sides.append(side)
+        side.connect()
+        return side
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        for side in self.sides:
+            side.end()
+        if error:
+            error.add_note(self.keep_logs())
+        self.lab.run(f"rm -f {SNAPSHOT}")
+
+    def keep_logs(self) -> str:
+        to = BUILD / "lab" / "snapshot" / self.lab.name
+        shutil.rmtree(to, ignore_errors=True)
+        to.mkdir(parents=True)
+        for n, side in enumerate(self.sides):
+            (to / f"{n}-{side.name}.output").write_text(f"$ {side.job.cmd}\n{side.job.output}")
+            with contextlib.suppress(CommandFailed, LabError, OSError):
+                (to / f"{n}-{side.name}.console").write_bytes(self.lab.read_file(side.console))
+        return f"logs of this test's QEMUs and guest: {to}; of L1's kernel: {self.lab.serial_log}"
+
+    def enable(self, *names: str, side: Side | None = None) -> None:
+        (side or self.side).cmd("migrate-set-capabilities",
+                                capabilities=[{"capability": c, "state": True} for c in names])
+
+    # Snapshots
+
+    def start(self, uri: str = f"file:{SNAPSHOT}") -> None:
+        self.side.qmp.clear_events()
+        self.side.cmd("migrate", uri=uri)
+
+    def wait_running(self) -> None:
+        """Wait until memory is protected and the guest runs on. Before it is stopped for that, the
+        snapshot is active and the guest runs, too."""
+        until(lambda: any(event["event"] == "RESUME" for event in self.side.qmp.get_events()),
+              "the guest has been stopped, and runs on")
+
+    def wait(self, *wanted: str, timeout: float = 60) -> dict[str, Any]:
+        """Wait for the snapshot's end, which must be as wanted ("completed"); returns query-migrate."""
+        wanted = wanted or ("completed",)
+
+        def ended() -> dict[str, Any] | None:
+            self.side.check()
+            info: dict[str, Any] = self.side.cmd("query-migrate")
+            return info if info["status"] in ENDED else None
+        info = until(ended, f"snapshot {' or '.join(wanted)}", timeout)
+        assert info["status"] in wanted, info
+        return info
+
+    def take(self, uri: str = f"file:{SNAPSHOT}", status: str = "completed") -> dict[str, Any]:
+        """Take a snapshot of the running guest; returns query-migrate."""
+        self.start(uri)
+        return self.wait(status)
+
+    def take_while_written(self) -> dict[str, Any]:
+        """As take(), but a vCPU has had to wait; on a busy machine it may not run meanwhile."""
+        for _ in range(10):
+            info = self.take()
+            if info["background-snapshot"]["faults"]:
+                return info
+        raise AssertionError("the guest did not write while the snapshots were taken")
+
+    def restore(self, qemu: str = FORK, capabilities: Sequence[str] = (), keep: bool = False) -> guest.Report:
+        """Restore the snapshot in another QEMU, and let the guest there check its memory.
+
+        keep: leave it there, for Qtest."""
+        side = self._side("destination", qemu, ["-incoming", "defer",
+                                                *(Qtest.arguments("destination") if keep else ())])
+        if capabilities:
+            self.enable(*capabilities, side=side)
+        side.cmd("migrate-incoming", uri=f"file:{SNAPSHOT}")
+        side.wait_event("end")
+        report = side.report()
+        assert report.intact, f"not of one instant: {report.all('bad')}, {report.all('end')}"
+        if not keep:
+            side.end()
+            self.sides.remove(side)
+        return report
+
+    def snapshot_bytes(self) -> int:
+        return int(self.lab.run(f"stat -c %s {SNAPSHOT}", check=True).output)
+
+    # The guest
+
+    def touches(self) -> int:
+        """How often the guest has touched 64 pages of its memory."""
+        boot = self.side.report().the("boot")
+        pages = min(boot["test_pages"], 64)
+        data = self.side.memory(boot["test_address"], pages * 4096)
+        return sum(int.from_bytes(data[i:i + 4], "little") for i in range(0, len(data), 4096))
+
+    def assert_goes_on(self) -> None:
+        """The guest runs and touches its memory."""
+        assert self.side.cmd("query-status")["status"] == "running"
+        before = self.touches()
+        until(lambda: self.touches() > before + 64, "the guest goes on")
+
+    def assert_whole(self) -> None:
+        """The guest goes on, nothing is protected any more, and its memory is what it must be."""
+        self.assert_goes_on()
+        assert not self.protected()
+        self.take()
+        self.restore()
+        self.assert_goes_on()
+
+    # The process
+
+    def proc(self, name: str) -> str:
+        return self.lab.run(f"cat /proc/$(cat {self.side.pidfile})/{name}", check=True).output
+
+    def protected(self) -> list[str]:
+        """Mappings that are registered with a userfaultfd for write protection."""
+        return re.findall(r"^VmFlags:.*\buw\b", self.proc("smaps"), re.M)
+
+    def sleeps_in(self, function: str, *threads: str) -> bool:
+        """Whether all threads of these names sleep in the kernel's function, which begins so."""
+        lines = self.lab.run(f"cd /proc/$(cat {self.side.pidfile})/task && for t in *; do "
+                             "echo $(cat $t/wchan) $(cat $t/comm); done", check=True).output.splitlines()
+        where = {name: wchan for wchan, _, name in (line.partition(" ") for line in lines)}
+        return all(where[name].startswith(function) for name in threads)
+
+    def resident_kib(self) -> int:
+        """Memory in use, with the tables that map it."""
+        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", self.proc("status"), re.M))
+        return sum(int(fields[key]) for key in ("VmRSS", "VmPTE", "VmSwap"))

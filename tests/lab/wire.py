@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What lies between source and destination: a proxy that can be slow, break, and lie.
+
+It runs in the test's process. The source, in L1, connects to the host; from there it goes through
+L1's port forwarding to the destination.
+"""
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from io import BufferedReader
+
+# Flags of a page's header, migration/ram.c
+ZERO, PAGE, EOS, CONTINUE = 0x02, 0x08, 0x10, 0x20
+PAGE_SIZE = 4096
+CHUNK = 16 << 10
+GRACE_S = 1
+HOST = "10.0.2.2"  # the host, seen from L1
+
+MAIN, URGENT = 0, 1  # the order in which the source connects
+
+# Of migration/savevm.c: sections of the stream, and MIG_CMD_PACKAGED with its 4 bytes of a length
+# below 16 MiB. In the package are the devices; after it, pages.
+VM_EOF, VM_SECTION_PART, VM_SECTION_END, VM_COMMAND = 0x00, 0x02, 0x03, 0x08
+PACKAGE = b"\x08\x00\x07\x00\x04\x00"
+SECTION_ID, FOOTER = 4, 5
+REQUEST = 3     # MIG_RP_MSG_REQ_PAGES_ID: offset, length, name of the RAMBlock
+END_OF_PAGES = EOS.to_bytes(8, "big")
+
+# Socket.sendall
+Send = Callable[[bytes], None]
+# Carries a channel from one socket to the other, until either ends.
+Copy = Callable[[socket.socket, socket.socket], None]
+
+
+@dataclass
+class Page:
+    address: int
+    name: bytes
+    body: bytes
+
+    def pack(self) -> bytes:
+        """With the name of its RAMBlock in any case."""
+        flags = PAGE if len(self.body) > 1 else ZERO
+        return ((self.address | flags).to_bytes(8, "big")
+                + bytes([len(self.name)]) + self.name + self.body)
+
+
+class Close(Exception):
+    """Raised by a lie: end this channel."""
+
+
+class Pages:
+    """What a channel carries: Pages, and all else as bytes."""
+
+    def __init__(self, stream: BufferedReader) -> None:
+        self.stream = stream
+        self.name = b""
+
+    def all(self, ends: bool = False) -> Iterator[Page | bytes]:
+        """Of the urgent channel, which has nothing else; ends: until their end is said."""
+        while head := self.stream.read(8):
+            address = int.from_bytes(head, "big")
+            if address & EOS:
+                yield head
+                if ends:
+                    return
+                continue
+            if not address & CONTINUE:
+                self.name = self.stream.read(self.stream.read(1)[0])
+            yield Page(address & -PAGE_SIZE, self.name, self.stream.read(PAGE_SIZE if address & PAGE else 1))
+
+    def after_the_package(self) -> Iterator[Page | bytes]:
+        while kind := self.stream.read(1):
+            if kind[0] in (VM_SECTION_PART, VM_SECTION_END):
+                yield kind + self.stream.read(SECTION_ID)
+                yield from self.all(ends=True)
+                yield self.stream.read(FOOTER)
+            elif kind[0] == VM_COMMAND:
+                head = self.stream.read(4)
+                yield kind + head + self.stream.read(int.from_bytes(head[2:], "big"))
+            else:
+                assert kind[0] == VM_EOF, f"section {kind[0]}"
+                yield kind
+
+
+def package_of(stream: BufferedReader, send: Send) -> bytes | None:
+    """Send what comes before the package of the devices, and its length. Returns the package, or None
+    if the stream ends before."""
+    seen = b""
+    while PACKAGE not in seen:
+        if not (data := stream.peek()):
+            return None
+        seen = seen[1 - len(PACKAGE):]
+        at = (seen + data).find(PACKAGE)
+        data = stream.read(len(data) if at < 0 else at + len(PACKAGE) - len(seen))
+        send(data)
+        seen += data
+    send(length := stream.read(3))
+    return stream.read(int.from_bytes(length, "big"))
+
+
+class Wire:
+    """to: port of the destination on the host; rate: bytes per second of each channel;
+    stop_after: end the main channel after so many bytes; lie: a Lie, which sends what it likes in
+    place of the pages of the channel `lying`, of MAIN those of post-copy; refused: a channel that
+    the destination never sees."""
+
+    def __init__(self, to: int, rate: float | None = None, stop_after: int | None = None,
+                 lie: "Lie | None" = None, lying: int = URGENT, refused: int | None = None) -> None:
+        self.to = to
+        self.rate = rate
+        self.stop_after = stop_after
+        self.lie = lie
+        self.lying = lying
+        self.refused = refused
+        self.channels: list[tuple[socket.socket, socket.socket]] = []
+        self.stopped = False
+        self.swallows = False   # what the source sends, from here on
+        self.is_cut = False
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"tcp:{HOST}:{self._listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            for channel in itertools.count():
+                source, _ = self._listening.accept()
+                if channel == self.refused:
+                    self.channels.append((source, source))
+                    continue
+                destination = socket.create_connection(("127.0.0.1", self.to))
+                self.channels.append((source, destination))
+                threading.Thread(target=self._channel, args=(self._forward(channel), source, destination),
+                                 daemon=True).start()
+
+    def _forward(self, channel: int) -> Copy:
+        """What carries a channel from the source to the destination."""
+        if not self.lie or channel != self.lying:
+            return self._copy
+        return self._main if channel == MAIN else self._urgent
+
+    def _channel(self, forward: Copy, source: socket.socket, destination: socket.socket) -> None:
+        ended = threading.Event()
+        ways = [threading.Thread(target=self._run, args=(fn, a, b, ended), daemon=True)
+                for fn, a, b in ((forward, source, destination), (self._back, destination, source))]
+        for way in ways:
+            way.start()
+        ended.wait()
+        # What is under way in the other direction may arrive, unless the channel was cut.
+        for way in ways:
+            way.join(0 if self.is_cut else GRACE_S)
+        self._abort(source, destination)
+        for way in ways:
+            way.join()
+        source.close()
+        destination.close()
+
+    @staticmethod
+    def _run(fn: Copy, a: socket.socket, b: socket.socket, ended: threading.Event) -> None:
+        with contextlib.suppress(OSError, Close):
+            fn(a, b)
+        ended.set()
+
+    @staticmethod
+    def _abort(source: socket.socket, destination: socket.socket) -> None:
+        """End what waits for these sockets. To the source, closing them is a reset, as of a machine
+        that died: L1's network would not tell it of a destination that has stopped reading."""
+        with contextlib.suppress(OSError):
+            source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            source.shutdown(socket.SHUT_RD)
+        with contextlib.suppress(OSError):
+            destination.shutdown(socket.SHUT_RDWR)
+
+    def _back(self, a: socket.socket, b: socket.socket) -> None:
+        if not self.lie:
+            while data := a.recv(CHUNK):
+                b.sendall(data)
+            return
+        with a.makefile("rb") as stream:
+            while head := stream.read(4):
+                body = stream.read(int.from_bytes(head[2:], "big"))
+                if int.from_bytes(head[:2], "big") == REQUEST:
+                    self.lie.asked.add((body[13:13 + body[12]], int.from_bytes(body[:8], "big")))
+                b.sendall(head + body)
+
+    def _copy(self, a: socket.socket, b: socket.socket) -> None:
+        left = self.stop_after
+        while data := a.recv(CHUNK if left is None else min(left, CHUNK)):
+            if not self.swallows:
+                b.sendall(data)
+            if self.rate:
+                time.sleep(len(data) / self.rate)
+            if left is not None:
+                left -= len(data)
+                if not left:
+                    self.stopped = True
+                    break
+
+    def _urgent(self, a: socket.socket, b: socket.socket) -> None:
+        with a.makefile("rb") as stream:
+            self._send(Pages(stream).all(), b)
+
+    def _main(self, a: socket.socket, b: socket.socket) -> None:
+        with a.makefile("rb") as stream:
+            if (package := package_of(stream, b.sendall)) is not None:
+                self._send_package(package, b)
+                self._send(Pages(stream).after_the_package(), b)
+
+    def _send_package(self, package: bytes, b: socket.socket) -> None:
+        b.sendall(package)
+
+    def _send(self, items: Iterable[Page | bytes], b: socket.socket) -> None:
+        """Of a channel on which there is a lie."""
+        assert self.lie
+        n = 0
+        for item in items:
+            if isinstance(item, bytes):
+                self.lie.pass_on(item, b.sendall)
+            else:
+                self.lie(n, item, b.sendall)
+                n += 1
+
+    def cut(self) -> None:
+        self.is_cut = True
+        self._listening.close()
+        for channel in self.channels:
+            self._abort(*channel)
+
+
+class Lie:
+    """Says the truth but for one page: number `at`, or the next one that has been asked for."""
+
+    def __init__(self, at: int = 20) -> None:
+        self.at = at
+        self.page: Page | None = None
+        self.asked: set[tuple[bytes, int]] = set()      # name of the RAMBlock, offset
+
+    @property
+    def told(self) -> Page:
+        """The page of which it has lied."""
+        assert self.page, "there was no lie"
+        return self.page
+
+    def __call__(self, n: int, page: Page, send: Send) -> None:
+        """n: number of the page."""
+        if not self.page and n >= self.at and (page.name, page.address) in self.asked:
+            self.page = page
+            self.change(page, send)
+        else:
+            send(page.pack())
+
+    def change(self, page: Page, send: Send) -> None:
+        """Send what there is to send in place of that page."""
+        raise NotImplementedError
+
+    def pass_on(self, data: bytes, send: Send) -> None:
+        """What is no page."""
+        send(data)
+
+
+class Outside(Lie):
+    def change(self, page: Page, send: Send) -> None:
+        send(replace(page, address=1 << 40).pack())
+
+
+class Short(Lie):
+    def change(self, page: Page, send: Send) -> None:
+        send(page.pack()[:100])
+        raise Close
+
+
+class Never(Lie):
+    def change(self, page: Page, send: Send) -> None:
+        pass
+
+
+class Nothing(Lie):
+    """Of all pages."""
+
+    def __call__(self, n: int, page: Page, send: Send) -> None:
+        pass
+
+
+class Endless(Lie):
+    """All pages, and no end."""
+
+    def __call__(self, n: int, page: Page, send: Send) -> None:
+        send(page.pack())
+
+    def pass_on(self, data: bytes, send: Send) -> None:
+        if data != bytes([VM_EOF]):
+            send(data)
+
+
+class Block(Lie):
+    """No page of this RAMBlock."""
+
+    def __init__(self, name: bytes) -> None:
+        super().__init__()
+        self.name = name
+
+    def __call__(self, n: int, page: Page, send: Send) -> None:
+        if page.name != self.name:
+            send(page.pack())
+
+
+class End(Lie):
+    """Says that no page will follow, though pages do."""
+
+    def change(self, page: Page, send: Send) -> None:
+        send(END_OF_PAGES)
+
+
+class SamePart(Lie):
+    """Sends one part of a huge page in place of each of them."""
+
+    SIZE = 2 << 20
+
+    def __call__(self, n: int, page: Page, send: Send) -> None:
+        if not self.page and n >= self.at and page.address % self.SIZE == 0:
+            self.page = page
+        if self.page and page.address // self.SIZE == self.page.address // self.SIZE:
+            page = self.page
+        send(page.pack())
+
+
+class Twice(Lie):
+    """Sends a page once more, at once and later, with other contents."""
+
+    def __call__(self, n: int, page: Page, send: Send) -> None:
+        super().__call__(n, page, send)
+        if self.page and n == self.at + 100:
+            send(replace(self.page, body=b"\xee" * PAGE_SIZE).pack())
+
+    def change(self, page: Page, send: Send) -> None:
+        send(page.pack())
+        send(page.pack())

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Docs: length of lines, links, anchors, images, paths of files that they name; pictures that a script draws."""
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from tests.lab.paths import BUILD, ROOT
+
+QEMU = BUILD / "src"
+COLUMNS = 100
+
+FENCE = re.compile(r"\s*(```|~~~)")
+# Of a line that cannot be broken: one link or address, maybe an item of a list
+UNBREAKABLE = re.compile(r"\s*([-*] |\d+\. )?(!?\[[^]]*\]\(\S+\)|\[[^]]+\]: \S+|<?https?://\S+)[.,:;]?")
+CODE_SPAN = re.compile(r"(`+)(.+?)\1", re.S)
+LINK = re.compile(r"\[([^]]*)\]\(([^)\s]+)\)|^\[[^]]+\]:\s+(\S+)", re.M)
+# What is written as a path below one of these is a file or a directory of ours or of QEMU's.
+PATH = re.compile(r"(?:accel|configs|docs|hw|include|migration|patches|qapi|scripts|target|tests)/[\w./-]*\w")
+
+
+@cache
+def files():
+    """What the repository has, or will have with the next commit, and the directories of that."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE, check=True, timeout=60).stdout.split("\n")
+    there = {Path(name) for name in listed if name and (ROOT / name).exists()}
+    return there | {parent for path in there for parent in path.parents}
+
+
+def docs():
+    return sorted(str(path) for path in files() if path.suffix == ".md")
+
+
+@cache
+def parts(name):
+    """[(number, line)] of prose, and of code blocks."""
+    prose: list[tuple[int, str]] = []
+    code: list[tuple[int, str]] = []
+    fenced = False
+    for number, line in enumerate((ROOT / name).read_text().split("\n"), 1):
+        if FENCE.match(line):
+            fenced = not fenced
+        (code if fenced or FENCE.match(line) else prose).append((number, line))
+    assert not fenced, f"{name}: a code block does not end"
+    return prose, code
+
+
+def text(name):
+    return "\n".join(line for _, line in parts(name)[0])
+
+
+@cache
+def anchors(name):
+    """As GitHub makes them of headings."""
+    found: list[str] = []
+    for _, line in parts(name)[0]:
+        if heading := re.match(r"#+ +(.*)", line):
+            words = re.sub(r"\]\([^)]*\)", "", heading[1]).lower()
+            anchor = re.sub(r"[^\w -]", "", words).replace(" ", "-")
+            count = sum(re.fullmatch(re.escape(anchor) + r"(-\d+)?", other) is not None for other in found)
+            found.append(f"{anchor}-{count}" if count else anchor)
+    return found
+
+
+@pytest.mark.parametrize("name", docs())
+def test_lines(name):
+    prose, code = parts(name)
+    too_long = [number for number, line in prose if len(line) > COLUMNS
+                and not line.lstrip().startswith("|") and not UNBREAKABLE.fullmatch(line)]
+    tabs = [number for number, line in prose + code if "\t" in line]
+    spaces = [number for number, line in prose + code if line != line.rstrip()]
+    assert not too_long, f"{name}: longer than {COLUMNS} columns: lines {too_long}"
+    assert not tabs, f"{name}: tabs in lines {tabs}"
+    assert not spaces, f"{name}: spaces at the end of lines {spaces}"
+
+
+@pytest.mark.parametrize("name", docs())
+def test_links(name):
+    wrong = []
+    for _, inline, definition in LINK.findall(CODE_SPAN.sub("", text(name))):
+        target = unquote(inline or definition)
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        to = (ROOT / name).parent / path if path else ROOT / name
+        to = to.resolve()
+        if not to.is_relative_to(ROOT) or (to := to.relative_to(ROOT)) not in files():
+            wrong.append(f"{target}: no such file")
+        elif anchor and (to.suffix != ".md" or anchor not in anchors(str(to))):
+            wrong.append(f"{target}: no such heading")
+    assert not wrong, f"{name}: {wrong}"
+
+
+@pytest.mark.parametrize("name", docs())
+def test_paths(name):
+    wrong = [span for _, span in CODE_SPAN.findall(text(name))
+             if PATH.fullmatch(span) and Path(span) not in files() and not (QEMU / span).exists()
+             # A program, by the name of its source
+             and Path(span + ".c") not in files() and not (QEMU / (span + ".c")).exists()]
+    assert not wrong, f"{name}: neither ours nor QEMU's: {wrong}"
+
+
+@pytest.mark.parametrize("script", [str(path) for path in sorted(files())
+                                    if path.parent == Path("docs/pictures") and path.suffix == ".py"])
+def test_picture(script, tmp_path):
+    """It is what its script draws."""
+    drawn = tmp_path / "picture.svg"
+    subprocess.run([sys.executable, ROOT / script, drawn], check=True, timeout=60)
+    assert drawn.read_bytes() == (ROOT / script).with_suffix(".svg").read_bytes(), f"run {script}"
+
+
+def test_pictures_are_needed():
+    shown = {((ROOT / name).parent / link).resolve() for name in docs()
+             for _, link, _ in LINK.findall(text(name)) if link.endswith(".svg")}
+    there = {ROOT / path for path in files() if path.suffix in (".svg", ".png", ".jpg")}
+    assert there == shown
