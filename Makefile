@@ -20,7 +20,7 @@ endif
 UNIT = $(filter-out tests/unit/test-guest-time%,$(patsubst %.c,%,$(wildcard tests/unit/*.c)))
 MESON_TEST = build/venv/bin/meson test -C build/tests --no-rebuild
 # tests/meson.build has the list. pytest's own summary is the last line.
-TIER = @$(MESON_TEST) --suite $(1) --logbase $(1); status=$$?; \
+TIER = @rm -f build/tests/meson-logs/$(1).txt; $(MESON_TEST) --suite $(1) --logbase $(1); status=$$?; \
 	grep -a '^=.* in [0-9.]*s' build/tests/meson-logs/$(1).txt | tail -n 1; exit $$status
 
 all: build

@@ -115,7 +115,8 @@ def firmware_dirs(arch: str = "x86_64") -> list[str]:
 
 class Archive:
     """A cpio archive as Linux unpacks it. bsdtar writes it, from a list in the format of mtree, so
-    that it can hold what an ordinary user cannot make."""
+    that it can hold what an ordinary user cannot make. (gen_init_cpio would, too, but Debian has it
+    in Linux's sources only.)"""
 
     def __init__(self) -> None:
         self.entries: dict[str, tuple[str, ...]] = {}

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""QEMU's test protocol, by which the memory and the devices of a guest under KVM can be used."""
+"""QEMU's test protocol, by which the memory and the devices of a guest under KVM can be used.
+
+QEMU's own client, qemu.machine.qtest, waits for the answer to each command; a test here sends one
+that must not be answered yet.
+"""
 import socket
 from collections.abc import Iterable
 from typing import Self
