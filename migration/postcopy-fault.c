@@ -341,7 +341,6 @@ void postcopy_fault_start(MigrationIncomingState *mis)
 
 void postcopy_fault_stop(MigrationIncomingState *mis)
 {
-    postcopy_receive_stop(mis);
     postcopy_requests_stop(mis->page_requests);
 }
 

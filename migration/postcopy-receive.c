@@ -84,27 +84,20 @@ int postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
                           ram_addr_t start)
 {
     bool wake, writable;
+    int ret = 0;
 
-    if (!postcopy_request_claim(mis->page_requests, rb, start, rb->host + start,
-                                &wake, &writable)) {
+    if (!postcopy_requests_enter(mis->page_requests)) {
         return 0;
     }
-    return place(mis, rb, start, NULL, wake, writable);
+    if (postcopy_request_claim(mis->page_requests, rb, start, rb->host + start,
+                               &wake, &writable)) {
+        ret = place(mis, rb, start, NULL, wake, writable);
+    }
+    postcopy_requests_leave(mis->page_requests);
+    return ret;
 }
 
 void postcopy_receive_abort(MigrationIncomingState *mis)
 {
     postcopy_requests_unclaim_all(mis->page_requests);
-}
-
-void postcopy_receive_stop(MigrationIncomingState *mis)
-{
-    for (unsigned i = 0; mis->postcopy_tmp_pages &&
-         i < mis->postcopy_channels; i++) {
-        PostcopyTmpPage *page = &mis->postcopy_tmp_pages[i];
-
-        if (page->target_pages && !page->drop) {
-            postcopy_request_unclaim(mis->page_requests, page->host_addr);
-        }
-    }
 }

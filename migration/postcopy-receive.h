@@ -46,10 +46,4 @@ int postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
  */
 void postcopy_receive_abort(MigrationIncomingState *mis);
 
-/*
- * All channels have ended, maybe within a page, which nobody will complete.
- * What other threads place (postcopy_receive_zero()) stays theirs.
- */
-void postcopy_receive_stop(MigrationIncomingState *mis);
-
 #endif

@@ -40,7 +40,9 @@ struct PostcopyRequests {
     GHashTable *pages;
     /* Host pages that somebody places: about one for each channel */
     GPtrArray *claims;
-    /* The last entry of pages has gone, or of claims */
+    /* Threads between postcopy_requests_enter() and postcopy_requests_leave() */
+    unsigned inside;
+    /* The last entry of pages has gone, or the last thread inside */
     QemuCond empty;
     /*
      * Not in use, so that a fault allocates no memory.  A Request is not part
@@ -177,10 +179,11 @@ void postcopy_requests_stop(PostcopyRequests *r)
         gpointer value;
 
         r->active = false;
-        /* A vCPU may be placing a page that is never sent */
-        while (r->claims->len) {
+        while (r->inside) {
             qemu_cond_wait(&r->empty, &r->lock);
         }
+        /* Of channels that have ended within a page */
+        g_ptr_array_set_size(r->claims, 0);
         g_hash_table_iter_init(&iter, r->pages);
         while (g_hash_table_iter_next(&iter, NULL, &value)) {
             request_end(r, value, &wake);
@@ -188,6 +191,23 @@ void postcopy_requests_stop(PostcopyRequests *r)
         g_hash_table_remove_all(r->pages);
     }
     wake_waiters(&wake);
+}
+
+bool postcopy_requests_enter(PostcopyRequests *r)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    if (r->active) {
+        r->inside++;
+    }
+    return r->active;
+}
+
+void postcopy_requests_leave(PostcopyRequests *r)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    if (!--r->inside) {
+        qemu_cond_broadcast(&r->empty);
+    }
 }
 
 /* Returns false if @fault was known: of a thread that was kicked, and is back */
@@ -304,14 +324,6 @@ bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
     }
 }
 
-static void claim_end(PostcopyRequests *r, void *host)
-{
-    g_ptr_array_remove_fast(r->claims, host);
-    if (!r->claims->len) {
-        qemu_cond_broadcast(&r->empty);
-    }
-}
-
 bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
                                ram_addr_t start, void *host,
                                PostcopyPlaceMethod method, size_t bytes,
@@ -327,7 +339,7 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
 
         r->counts.bytes[method] += bytes;
         r->ops->set_received(rb, start);
-        claim_end(r, host);
+        g_ptr_array_remove_fast(r->claims, host);
         uffd = req && req->uffd;
         if (woke || uffd) {
             r->counts.wakes++;
@@ -382,14 +394,13 @@ bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
 void postcopy_request_unclaim(PostcopyRequests *r, void *host)
 {
     QEMU_LOCK_GUARD(&r->lock);
-    claim_end(r, host);
+    g_ptr_array_remove_fast(r->claims, host);
 }
 
 void postcopy_requests_unclaim_all(PostcopyRequests *r)
 {
     QEMU_LOCK_GUARD(&r->lock);
     g_ptr_array_set_size(r->claims, 0);
-    qemu_cond_broadcast(&r->empty);
 }
 
 GArray *postcopy_requests_list(PostcopyRequests *r)

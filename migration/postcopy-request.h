@@ -127,10 +127,17 @@ void postcopy_requests_start(PostcopyRequests *r);
 /*
  * All pages are there, or will never be.  After it returns, PostcopyRequestOps
  * are not called, postcopy_request_begin() says POSTCOPY_PAGE_RECEIVED, no page
- * can be claimed, nobody places one, and no vCPU waits.  Channels have ended,
- * and have no claims: postcopy_requests_unclaim_all() if one has failed.
+ * can be claimed, nobody places one, and no vCPU waits.  Channels have ended.
  */
 void postcopy_requests_stop(PostcopyRequests *r);
+
+/*
+ * A thread that is not a channel's places a page, and wakes who waits for it:
+ * postcopy_requests_stop() waits for it to leave, so that what it uses stays.
+ * Returns false if postcopy is over.
+ */
+bool postcopy_requests_enter(PostcopyRequests *r);
+void postcopy_requests_leave(PostcopyRequests *r);
 
 /**
  * postcopy_request_begin: a page was missed

@@ -352,9 +352,12 @@ static void test_stop_wakes(void)
     postcopy_requests_free(r);
 }
 
+static bool stopped;
+
 static void *stop_fn(void *opaque)
 {
     postcopy_requests_stop(opaque);
+    qatomic_set(&stopped, true);
     return NULL;
 }
 
@@ -366,6 +369,7 @@ static void test_stop_waits(void)
     bool uffd, vcpu;
 
     begin(r, 0, NULL);
+    g_assert_true(postcopy_requests_enter(r));
     g_assert_true(claim(r, &uffd, &vcpu));
     qemu_thread_create(&thread, "stop", stop_fn, r, QEMU_THREAD_JOINABLE);
     while (begin(r, 1, NULL) != POSTCOPY_PAGE_RECEIVED) {
@@ -375,6 +379,11 @@ static void test_stop_waits(void)
     g_assert_cmpuint(postcopy_requests_outstanding(r, &(PostcopyOldest) { }),
                      >, 0);
     complete(r, 0);
+    g_assert_false(postcopy_requests_enter(r));
+    /* It still wakes others */
+    g_usleep(10 * 1000);
+    g_assert_false(qatomic_read(&stopped));
+    postcopy_requests_leave(r);
     qemu_thread_join(&thread);
     g_assert_true(mem.received_map[0]);
     g_assert_false(postcopy_request_claim(r, block, PAGE, host_memory + PAGE,
