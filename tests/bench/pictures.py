@@ -2,6 +2,7 @@
 """Pictures of the benches, as PNG and SVG, in build/reports."""
 import itertools
 import statistics
+import textwrap
 
 import matplotlib
 
@@ -22,7 +23,9 @@ def _panels(panels, height):
     return figure, zip(axes[0], panels.items(), strict=True)
 
 
-def _save(figure, name):
+def _save(figure, name, title):
+    # A figure of one panel is narrower than most titles.
+    figure.suptitle(textwrap.fill(title, int(12 * figure.get_figwidth())))
     REPORTS.mkdir(parents=True, exist_ok=True)
     figure.savefig(REPORTS / f"{name}.png", dpi=100, metadata={"Software": None})
     figure.savefig(REPORTS / f"{name}.svg", metadata={"Date": None})
@@ -41,8 +44,7 @@ def distributions(name, title, panels):
                  ylabel="share of touches that took at most this long")
         axis.grid(alpha=0.3)
         axis.legend(loc="upper left", fontsize=7.5)
-    figure.suptitle(title)
-    _save(figure, name)
+    _save(figure, name, title)
 
 
 def rates(name, title, panels, y, x="vCPUs", dashed=()):
@@ -63,8 +65,7 @@ def rates(name, title, panels, y, x="vCPUs", dashed=()):
         axis.minorticks_off()
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7.5)
-    figure.suptitle(title)
-    _save(figure, name)
+    _save(figure, name, title)
 
 
 def over_time(name, title, panels, x):
@@ -80,5 +81,4 @@ def over_time(name, title, panels, x):
         axis.set(title=panel, xlabel=x, ylim=(0, None))
         axis.grid(alpha=0.3)
         axis.legend(loc="upper left", fontsize=7.5)
-    figure.suptitle(title)
-    _save(figure, name)
+    _save(figure, name, title)
