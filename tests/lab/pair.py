@@ -212,6 +212,10 @@ class BaseSide(ABC):
         self.cmd("pmemsave", val=address, size=size, filename=path)
         return self.lab.read_file(path)
 
+    def wait_says(self, text: str) -> None:
+        """Among QEMU's messages, which come some time after it has written them."""
+        until(lambda: text in self.job.output, f"the {self.name} says: {text}", timeout=30)
+
     def signal(self, name: str) -> None:
         self.lab.run(f"kill -{name} $(cat {self.pidfile})", check=True)
 

@@ -47,7 +47,7 @@ def test_requested_page_is_lost(lab, trouble, exits, channels):
         pair.wait_paused()
         if channels == "one-channel":
             # Pages come in order: the source has withheld it.
-            assert f"without the page at offset 0x{lie.told.address:x}" in pair.destination.job.output
+            pair.destination.wait_says(f"without the page at offset 0x{lie.told.address:x}")
         assert pair.faults()["awaited"] > 0
         pair.recover()
         pair.finish()

@@ -158,7 +158,7 @@ def test_no_memory_for_a_page(lab):
                                "/proc/meminfo", check=True).output)
             lab.run(f"echo {used + 2} >{pool}", check=True)
             pair.wait_paused()
-            assert "Cannot allocate memory" in pair.destination.job.output
+            pair.destination.wait_says("Cannot allocate memory")
             lab.run(f"echo {had.strip()} >{pool}", check=True)
             pair.recover()
             pair.finish()
