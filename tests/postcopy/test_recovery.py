@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Post-copy that loses its connection while vCPUs wait for pages, and goes on."""
-import base64
-import decimal
 from itertools import product
 from typing import Any
 
 import pytest
 
+from tests.lab import tls
 from tests.lab.arches import on_both
 from tests.lab.pair import MIB, Pair, until
 
@@ -166,17 +165,6 @@ def test_no_memory_for_a_page(lab):
         lab.run(f"echo {had.strip()} >{pool}", check=True)
 
 
-def dh_parameters():
-    """The group ffdhe2048, by RFC 7919's formula. QEMU would look for a prime, a minute long in L1."""
-    with decimal.localcontext(prec=700):
-        e = decimal.Decimal(1).exp()
-        p = 2**2048 - 2**1984 + (int(e * 2**1918) + 560316) * 2**64 - 1
-    integers = b"\x02\x82\x01\x01" + p.to_bytes(257, "big") + b"\x02\x01\x02"
-    sequence = b"\x30\x82" + len(integers).to_bytes(2, "big") + integers
-    return ("-----BEGIN DH PARAMETERS-----\n" + base64.encodebytes(sequence).decode()
-            + "-----END DH PARAMETERS-----")
-
-
 @pytest.mark.parametrize("backend, preempt", [
     pytest.param(None, True, id="anonymous-preempt"),
     pytest.param(BACKENDS["hugetlb"], False, id="hugetlb-one-channel"),
@@ -185,9 +173,7 @@ def dh_parameters():
 ])
 def test_tls(lab, backend, preempt):
     """Encrypted; broken and recovered."""
-    lab.run("mkdir -p /tmp/psk && echo qemu:6a1d3a2b >/tmp/psk/keys.psk && "
-            f"echo '{dh_parameters()}' >/tmp/psk/dh-params.pem", check=True)
-    with Pair(lab, exits="on", backend=backend, tls="/tmp/psk",
+    with Pair(lab, exits="on", backend=backend, tls=tls.directory(lab),
               capabilities=("postcopy-preempt",) if preempt else (), **(HUGE if backend else SMALL)) as pair:
         wire = pair.wire(pair.listen())
         pair.postcopy(wire.uri)

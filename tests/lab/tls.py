@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Keys for migration over TLS."""
+import base64
+import decimal
+
+from tests.lab.lab import Place
+
+
+def dh_parameters() -> str:
+    """The group ffdhe2048, by RFC 7919's formula. QEMU would look for a prime, a minute long in L1."""
+    with decimal.localcontext(prec=700):
+        e = decimal.Decimal(1).exp()
+        p = 2**2048 - 2**1984 + (int(e * 2**1918) + 560316) * 2**64 - 1
+    integers = b"\x02\x82\x01\x01" + p.to_bytes(257, "big") + b"\x02\x01\x02"
+    sequence = b"\x30\x82" + len(integers).to_bytes(2, "big") + integers
+    return ("-----BEGIN DH PARAMETERS-----\n" + base64.encodebytes(sequence).decode()
+            + "-----END DH PARAMETERS-----")
+
+
+def directory(lab: Place) -> str:
+    """A directory in the lab with what Pair's tls needs."""
+    path = "/tmp/psk"
+    lab.run(f"mkdir -p {path} && echo qemu:6a1d3a2b >{path}/keys.psk && "
+            f"echo '{dh_parameters()}' >{path}/dh-params.pem", check=True)
+    return path

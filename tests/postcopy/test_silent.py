@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A peer that connects and says nothing, or only a part: nobody waits for it."""
+import socket
+import time
+
+import pytest
+from qemu.qmp import ExecuteError
+
+from tests.lab import tls
+from tests.lab.pair import Pair, until
+
+MAGIC_OF_MULTIFD = bytes.fromhex("11223344")
+BARE = "multifd"
+TLS = "multifd over TLS"
+# A client's first record, without its end
+HELLO = bytes.fromhex("16030100ff")
+
+
+def pair_for(lab, channel):
+    return Pair(lab, capabilities=None, mem=8, tls=tls.directory(lab) if channel == TLS else None)
+
+
+def use_multifd(pair):
+    for side in pair.sides:
+        side.qmp.settimeout(20)
+        side.cmd("migrate-set-capabilities", capabilities=[{"capability": "multifd", "state": True}])
+
+
+@pytest.mark.parametrize("channel, says", [
+    pytest.param(BARE, b"", id="multifd-nothing"),
+    pytest.param(BARE, MAGIC_OF_MULTIFD[:1], id="multifd-a-byte"),
+    pytest.param(BARE, MAGIC_OF_MULTIFD, id="multifd-magic-alone"),
+    pytest.param(TLS, b"", id="tls-nothing"),
+    pytest.param(TLS, HELLO, id="tls-a-part"),
+])
+def test_destination_does_not_wait(lab, channel, says):
+    """Migration passes by the stranger, who then hangs up, and the guest goes on."""
+    with pair_for(lab, channel) as pair:
+        use_multifd(pair)
+        uri = pair.listen()
+        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri))) as stranger:
+            stranger.sendall(says)
+            connected(pair.lab, uri)
+            assert pair.destination.cmd("query-migrate")["status"] == "setup"
+            pair.start(uri, bandwidth=64 << 20)
+            pair.source.cmd("migrate-set-parameters", downtime_limit=1000)
+            for side in pair.sides:
+                side.wait_status("completed")
+        pair.check_memory()
+        assert pair.destination.status() == "completed"
+        pair.source.cmd("quit")
+        pair.destination.cmd("quit")
+        assert pair.destination.job.wait(20).rc == 0
+
+
+def connected(lab, uri):
+    """Wait until L1's QEMU has the connection, and some more."""
+    port = int(uri.rsplit(":", 1)[1])
+    until(lambda: not lab.run(f"grep -q ':{port:04X} .* 01 ' /proc/net/tcp").rc, "the connection")
+    time.sleep(1)
+
+
+def test_source_does_not_wait(lab):
+    """The server accepts, and says nothing: the guest runs, and migration can be cancelled."""
+    with socket.create_server(("127.0.0.1", 0)) as server, pair_for(lab, TLS) as pair:
+        pair.source.qmp.settimeout(20)
+        pair.source.wait_ready()
+        pair.source.cmd("migrate", uri=f"tcp:10.0.2.2:{server.getsockname()[1]}")
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(1)
+            time.sleep(1)
+            assert pair.source.status() == "setup"
+            assert pair.source.cmd("query-status")["running"]
+            pair.source.cmd("migrate_cancel")
+            pair.source.wait_status("cancelled")
+        # It may be tried again once the connection is gone.
+        uri = pair.listen()
+        pair.source.cmd("migrate-set-parameters", downtime_limit=1000)
+        until(lambda: tried(pair, uri), "another migration begins")
+        pair.source.wait_status("completed")
+        pair.check_memory()
+
+
+def tried(pair, uri):
+    try:
+        pair.source.cmd("migrate", uri=uri)
+    except ExecuteError:
+        return False
+    return True
