@@ -128,6 +128,12 @@ class Tape:
         self.open = {}
 
 
+def listens(path):
+    """Whether the flag __SO_ACCEPTCON of the Unix socket is set."""
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return any(words[-1] == path and words[3] == "00010000" for words in sockets)
+
+
 class Side:
     def __init__(self, binary, name, directory):
         qmp = f"{directory}/{name}.qmp"
@@ -136,7 +142,7 @@ class Side:
             [binary, f"--fuzz-target=migration-{name}"], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
             env=os.environ | {"MIGRATION_FUZZ_PLAIN": f"-qmp unix:{qmp},server=on,wait=off"})
         self.qmp = QEMUMonitorProtocol(qmp)
-        self.until(lambda: Path(qmp).exists(), "QMP")
+        self.until(lambda: listens(qmp), "QMP")
         self.qmp.connect()
 
     def __enter__(self):
