@@ -6,25 +6,25 @@
  * the guest offsets by which both counters have advanced by the same.
  *
  * KVM has one offset per VM for each of the counters, and no way to read it.
- * A VM with kvm-counter-offset=on has the same one for both counters, and sets
- * it.  In others, KVM computes an offset from the value that a counter is to
- * have, when it comes to that: so see what has come of it, and correct that.
+ * With kvm-counter-offset=on, QEMU sets one offset for both.  Without, KVM
+ * computes an offset from the counter's new value at some time within the
+ * ioctl: so QEMU reads the counter back and corrects it.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 
 #include "qemu/osdep.h"
 #include <linux/kvm.h>
+#include "qapi/error.h"
+#include "qapi/visitor.h"
 #include "qemu/error-report.h"
 #include "qemu/timer.h"
 #include "hw/core/cpu.h"
 #include "qapi/qapi-types-migration.h"
 #include "migration/client-options.h"
-#include "migration/global_state.h"
 #include "migration/inject.h"
 #include "migration/vmstate.h"
 #include "system/kvm.h"
-#include "system/runstate.h"
 #include "cpu.h"
 #include "kvm_arm.h"
 #include "kvm-guest-time.h"
@@ -33,18 +33,19 @@
 
 /* Readings of a counter to learn its offset, or of the time of day */
 #define READINGS    20
-/* How near to what was asked for an offset shall be, and how often to try */
+/* Tolerance of an offset: 1 s / NEAR_PER_S; and how often to try for it */
 #define NEAR_PER_S  1000000
 #define TRIES       50
-/* For vCPU threads to leave their ioctls */
+/* How long to wait for vCPU threads to leave their ioctls */
 #define BUSY_MS     1000
 
-typedef struct Instant {
+typedef struct ArmGuestTimeInstant {
     uint64_t counter;       /* the host's */
     GuestTimeOfDay time;
-} Instant;
+} ArmGuestTimeInstant;
 
-static uint64_t host_counter(void)
+/* The host's counter */
+static uint64_t arm_guest_time_host(void)
 {
     uint64_t now;
 
@@ -52,7 +53,7 @@ static uint64_t host_counter(void)
     return now;
 }
 
-static uint32_t host_hz(void)
+static uint32_t arm_guest_time_hz(void)
 {
     uint64_t hz;
 
@@ -60,31 +61,30 @@ static uint32_t host_hz(void)
     return hz;
 }
 
-/* Of some readings that which took least time */
-static Instant read_instant(void)
+/* Read several times; the quickest reading counts */
+static ArmGuestTimeInstant arm_guest_time_now(void)
 {
     uint64_t best = UINT64_MAX;
-    Instant instant = { 0 };
+    ArmGuestTimeInstant now = { 0 };
 
     for (int i = 0; i < READINGS; i++) {
-        uint64_t before = host_counter(), took;
+        uint64_t before = arm_guest_time_host(), took;
         struct timespec ts;
 
         clock_gettime(CLOCK_REALTIME, &ts);
-        took = host_counter() - before;
+        took = arm_guest_time_host() - before;
         if (took < best) {
             best = took;
-            instant.counter = before + took / 2;
-            instant.time.realtime = ts.tv_sec * NANOSECONDS_PER_SECOND +
-                                    ts.tv_nsec;
+            now.counter = before + took / 2;
+            now.time.realtime = ts.tv_sec * NANOSECONDS_PER_SECOND + ts.tv_nsec;
         }
     }
-    instant.time.tai_offset = guest_time_tai_offset();
-    return instant;
+    now.time.tai_offset = guest_time_tai_offset();
+    return now;
 }
 
 /* NULL if KVM does not let this register migrate, as older ones did not */
-static uint64_t *find_reg(ARMCPU *cpu, uint64_t reg)
+static uint64_t *arm_guest_time_reg(ARMCPU *cpu, uint64_t reg)
 {
     for (int i = 0; i < cpu->cpreg_array_len; i++) {
         if (cpu->cpreg_indexes[i] == reg) {
@@ -94,48 +94,51 @@ static uint64_t *find_reg(ARMCPU *cpu, uint64_t reg)
     return NULL;
 }
 
-static bool read_offset(CPUState *cs, uint64_t reg, GuestCounterOffset *offset)
+static bool arm_guest_time_read_offset(ARMCPU *cpu, uint64_t reg,
+                                       GuestCounterOffset *offset)
 {
     if (reg == KVM_REG_ARM_PTIMER_CNT &&
         migration_inject_fail("guest-time-no-physical")) {
         return false;
     }
     for (int i = 0; i < READINGS; i++) {
-        uint64_t before = host_counter(), guest;
+        uint64_t before = arm_guest_time_host(), guest;
 
-        if (kvm_get_one_reg(cs, reg, &guest)) {
+        if (kvm_get_one_reg(CPU(cpu), reg, &guest)) {
             return false;
         }
-        guest_counter_narrow(offset, before, host_counter(), guest);
+        guest_counter_narrow(offset, before, arm_guest_time_host(), guest);
     }
     return true;
 }
 
-/* By the value of the counter */
-static void set_offset(CPUState *cs, uint64_t reg, uint64_t offset)
+/* Without kvm-counter-offset: by the value of the counter */
+static void arm_guest_time_set_offset(ARMCPU *cpu, uint64_t reg,
+                                      uint64_t offset)
 {
-    int64_t near = MAX(1, host_hz() / NEAR_PER_S), error, lead = 0;
+    int64_t near = MAX(1, arm_guest_time_hz() / NEAR_PER_S), error, lead = 0;
     bool physical = reg == KVM_REG_ARM_PTIMER_CNT;
     GuestCounterOffset is;
     int tries = 0;
 
     do {
-        uint64_t before = host_counter(), guest = before + lead - offset;
+        uint64_t before = arm_guest_time_host();
+        uint64_t guest = before + lead - offset;
 
         migration_inject_hold("guest-time-set");
         if ((physical && migration_inject_fail("guest-time-no-physical")) ||
-            kvm_set_one_reg(cs, reg, &guest)) {
+            kvm_set_one_reg(CPU(cpu), reg, &guest)) {
             warn_report("guest-time: KVM does not set the %s counter: it has "
                         "run on", physical ? "physical" : "virtual");
             return;
         }
         is = GUEST_COUNTER_OFFSET_ANY;
-        guest_counter_narrow(&is, before, host_counter(), guest);
-        if (!read_offset(cs, reg, &is)) {
+        guest_counter_narrow(&is, before, arm_guest_time_host(), guest);
+        if (!arm_guest_time_read_offset(cpu, reg, &is)) {
             break;
         }
         error = guest_counter_offset(&is) - offset;
-        /* Expect that KVM is as fast as it was at best */
+        /* Expect KVM to be as fast as it was at best */
         if (!tries || error < 0) {
             lead += error;
         }
@@ -145,8 +148,8 @@ static void set_offset(CPUState *cs, uint64_t reg, uint64_t offset)
                                     is.width, tries);
 }
 
-/* All vCPUs are stopped */
-static int try_one_offset(uint64_t offset)
+/* All vCPUs are stopped.  Returns 0 or -errno. */
+static int arm_guest_time_try_one_offset(uint64_t offset)
 {
     struct kvm_arm_counter_offset arg = { .counter_offset = offset };
     int ret, ms = 0;
@@ -164,24 +167,17 @@ static int try_one_offset(uint64_t offset)
 }
 
 /*
- * When the guest is about to run, with an offset that it already has.  It may
- * be the only one that is left of it, so it runs in any case.
+ * The guest is about to run.  It runs even if this fails: there may be no other
+ * copy of it.
  */
-static void set_one_offset(uint64_t offset)
+static void arm_guest_time_set_one_offset(uint64_t offset)
 {
-    int ret = try_one_offset(offset);
+    int ret = arm_guest_time_try_one_offset(offset);
 
     if (ret) {
         warn_report("guest-time: KVM does not set the system counter's offset: "
                     "%s: the counters have run on", strerror(-ret));
     }
-}
-
-void kvm_arm_guest_time_forget(ARMCPU *cpu)
-{
-    cpu->kvm_guest_time = (KVMArmGuestTime) {
-        .incoming = runstate_check(RUN_STATE_INMIGRATE),
-    };
 }
 
 int kvm_arm_guest_time_init_vcpu(ARMCPU *cpu)
@@ -196,7 +192,7 @@ int kvm_arm_guest_time_init_vcpu(ARMCPU *cpu)
                      "KVM_ARM_SET_COUNTER_OFFSET, which Linux has since 6.4");
         return -ENOTSUP;
     }
-    ret = try_one_offset(host_counter());
+    ret = arm_guest_time_try_one_offset(arm_guest_time_host());
     if (ret) {
         error_report("kvm-counter-offset=on: KVM does not set the system "
                      "counter's offset: %s", strerror(-ret));
@@ -204,8 +200,8 @@ int kvm_arm_guest_time_init_vcpu(ARMCPU *cpu)
     return ret;
 }
 
-/* The VM has one virtual counter: so have all vCPUs */
-static void set_vtime(uint64_t virtual, bool dirty)
+/* All vCPUs share the VM's virtual counter */
+static void arm_guest_time_set_vtime(uint64_t virtual, bool dirty)
 {
     CPUState *cs;
 
@@ -215,112 +211,115 @@ static void set_vtime(uint64_t virtual, bool dirty)
     }
 }
 
-static const char *take_instant(CPUState *cs, KVMArmGuestTime *gt,
-                                uint64_t *counter)
+static bool arm_guest_time_take(GuestTimeState *s, Error **errp)
 {
+    ARMCPU *cpu = container_of(s, ARMCPU, kvm_guest_time.state);
+    KVMArmGuestTime *gt = &cpu->kvm_guest_time;
     GuestCounterOffset virtual = GUEST_COUNTER_OFFSET_ANY;
     GuestCounterOffset physical = GUEST_COUNTER_OFFSET_ANY;
-    Instant instant;
+    ArmGuestTimeInstant now;
 
-    if (!read_offset(cs, KVM_REG_ARM_TIMER_CNT, &virtual)) {
-        return "KVM does not tell the virtual counter";
+    if (!arm_guest_time_read_offset(cpu, KVM_REG_ARM_TIMER_CNT, &virtual)) {
+        error_setg(errp, "KVM does not tell the virtual counter");
+        return false;
     }
-    if (!read_offset(cs, KVM_REG_ARM_PTIMER_CNT, &physical)) {
+    if (!arm_guest_time_read_offset(cpu, KVM_REG_ARM_PTIMER_CNT, &physical)) {
         /* KVM from before this register leaves it as the hardware has it */
         physical = (GuestCounterOffset) { 0 };
     }
-    instant = read_instant();
-    gt->time = instant.time;
-    gt->virtual = instant.counter - guest_counter_offset(&virtual);
-    gt->physical = instant.counter - guest_counter_offset(&physical);
-    gt->hz = host_hz();
-    *counter = instant.counter;
-    return NULL;
+    now = arm_guest_time_now();
+    gt->time = now.time;
+    gt->hz = arm_guest_time_hz();
+    gt->one_offset = cpu->kvm_counter_offset;
+    gt->virtual = now.counter - guest_counter_offset(&virtual);
+    gt->physical = gt->one_offset ? gt->virtual :
+                   now.counter - guest_counter_offset(&physical);
+    if (cpu->kvm_adjvtime) {
+        arm_guest_time_set_vtime(gt->virtual, true);
+    }
+    trace_kvm_arm_guest_time_stop(gt->virtual, gt->physical, gt->time.realtime,
+                                  now.counter);
+    migration_inject_hold("guest-time-taken");
+    return true;
 }
+
+/* Warns itself of what KVM does not set; there is nothing to fall back to */
+static bool arm_guest_time_restore(GuestTimeState *s, Error **errp)
+{
+    ARMCPU *cpu = container_of(s, ARMCPU, kvm_guest_time.state);
+    KVMArmGuestTime *gt = &cpu->kvm_guest_time;
+    ArmGuestTimeInstant now = arm_guest_time_now();
+    int64_t gap_ns = guest_time_to_count(gt->time, now.time);
+    uint64_t shift = now.counter - guest_time_ticks(gap_ns, gt->hz);
+
+    if (gt->one_offset) {
+        arm_guest_time_set_one_offset(shift - gt->virtual);
+    } else {
+        arm_guest_time_set_offset(cpu, KVM_REG_ARM_TIMER_CNT,
+                                  shift - gt->virtual);
+        arm_guest_time_set_offset(cpu, KVM_REG_ARM_PTIMER_CNT,
+                                  shift - gt->physical);
+    }
+    arm_guest_time_set_vtime(gt->virtual, false);
+    trace_kvm_arm_guest_time_start(gap_ns, now.time.realtime, now.counter);
+    return true;
+}
+
+static const char *arm_guest_time_fall_back(GuestTimeState *s)
+{
+    return "the counters are as with guest-time=stopped, but the physical one "
+           "has run on";
+}
+
+static const GuestTimeOps arm_guest_time_ops = {
+    .take = arm_guest_time_take,
+    .no_instant = trace_kvm_arm_guest_time_no_instant,
+    .restore = arm_guest_time_restore,
+    .fall_back = arm_guest_time_fall_back,
+};
 
 void kvm_arm_guest_time_stop(ARMCPU *cpu, RunState state)
 {
-    KVMArmGuestTime *gt = &cpu->kvm_guest_time;
-    uint64_t counter;
-    const char *why;
-
     /* The first one is the last to be told that the VM has stopped */
     if (CPU(cpu) != first_cpu) {
         return;
     }
-    kvm_arm_guest_time_forget(cpu);
     if (cpu->kvm_adjvtime) {
-        set_vtime(cpu->kvm_vtime, true);
+        arm_guest_time_set_vtime(cpu->kvm_vtime, true);
     }
-    /* Snapshots, paused VMs and CPR restore time as they always did */
-    if (!cpu->kvm_guest_time_enabled || state != RUN_STATE_FINISH_MIGRATE ||
-        migrate_mode() != MIG_MODE_NORMAL) {
-        return;
-    }
-    why = take_instant(CPU(cpu), gt, &counter);
-    if (why) {
-        trace_kvm_arm_guest_time_no_instant(why);
-        return;
-    }
-    gt->valid = true;
-    gt->one_offset = cpu->kvm_counter_offset;
-    if (gt->one_offset) {
-        gt->physical = gt->virtual;
-    }
-    if (cpu->kvm_adjvtime) {
-        set_vtime(gt->virtual, true);
-    }
-    trace_kvm_arm_guest_time_stop(gt->virtual, gt->physical, gt->time.realtime,
-                                  counter);
-    migration_inject_hold("guest-time-taken");
-}
-
-static void restore(CPUState *cs, KVMArmGuestTime *gt)
-{
-    Instant instant = read_instant();
-    int64_t gap_ns = guest_time_to_count(gt->time, instant.time);
-    uint64_t shift = instant.counter - guest_time_ticks(gap_ns, gt->hz);
-
-    if (gt->one_offset) {
-        set_one_offset(shift - gt->virtual);
-    } else {
-        set_offset(cs, KVM_REG_ARM_TIMER_CNT, shift - gt->virtual);
-        set_offset(cs, KVM_REG_ARM_PTIMER_CNT, shift - gt->physical);
-    }
-    set_vtime(gt->virtual, false);
-    trace_kvm_arm_guest_time_start(gap_ns, instant.time.realtime,
-                                   instant.counter);
+    guest_time_state_stop(&cpu->kvm_guest_time.state, &arm_guest_time_ops,
+                          cpu->kvm_guest_time_enabled, state);
 }
 
 void kvm_arm_guest_time_start(ARMCPU *cpu)
 {
-    KVMArmGuestTime *gt = &cpu->kvm_guest_time;
-    bool stopped = migrate_guest_time() == GUEST_TIME_POLICY_STOPPED;
+    GuestTimeState *s = &cpu->kvm_guest_time.state;
 
     /* The first one is the first to be told that the VM runs */
     if (CPU(cpu) != first_cpu) {
         return;
     }
-    /* With kvm-no-adjvtime=on, nothing is to stand still */
-    if (gt->valid && (cpu->kvm_adjvtime || !stopped)) {
-        restore(CPU(cpu), gt);
-    } else if (cpu->kvm_vtime_dirty) {
+    /* With kvm-no-adjvtime=on, nothing is to stand still: leave it as it is */
+    if (!cpu->kvm_adjvtime &&
+        migrate_guest_time() == GUEST_TIME_POLICY_STOPPED) {
+        guest_time_state_forget(s);
+    }
+    if (!s->valid && cpu->kvm_vtime_dirty) {
         uint64_t virtual = cpu->kvm_vtime;
 
-        set_vtime(virtual, false);
+        arm_guest_time_set_vtime(virtual, false);
         if (cpu->kvm_counter_offset) {
-            set_one_offset(host_counter() - virtual);
+            arm_guest_time_set_one_offset(arm_guest_time_host() - virtual);
         } else {
             cpu->kvm_vtime_dirty = true;    /* the caller's, for all of them */
         }
     }
-    if (gt->incoming && !gt->valid && !stopped &&
-        runstate_is_live(global_state_get_runstate())) {
-        warn_report("guest-time: the source has not told when it stopped the "
-                    "guest: the counters are as with guest-time=stopped, but "
-                    "the physical one has run on");
-    }
-    kvm_arm_guest_time_forget(cpu);
+    guest_time_state_start(s, &arm_guest_time_ops);
+}
+
+void kvm_arm_guest_time_forget(ARMCPU *cpu)
+{
+    guest_time_state_forget(&cpu->kvm_guest_time.state);
 }
 
 bool kvm_arm_guest_time_post_load(ARMCPU *cpu)
@@ -333,8 +332,9 @@ bool kvm_arm_guest_time_post_load(ARMCPU *cpu)
         return true;
     }
     if (cpu->kvm_counter_offset) {
-        int ret = try_one_offset(host_counter() -
-                                 *find_reg(cpu, KVM_REG_ARM_TIMER_CNT));
+        uint64_t virtual = *arm_guest_time_reg(cpu, KVM_REG_ARM_TIMER_CNT);
+        int ret = arm_guest_time_try_one_offset(arm_guest_time_host() -
+                                                virtual);
 
         if (ret) {
             error_report("guest-time: KVM does not set the system counter's "
@@ -343,7 +343,7 @@ bool kvm_arm_guest_time_post_load(ARMCPU *cpu)
         return !ret;
     }
     for (int i = 0; i < ARRAY_SIZE(counters); i++) {
-        uint64_t *value = find_reg(cpu, counters[i]);
+        uint64_t *value = arm_guest_time_reg(cpu, counters[i]);
 
         if (value && kvm_set_one_reg(CPU(cpu), counters[i], value)) {
             error_report("guest-time: KVM does not set the system counter");
@@ -353,25 +353,25 @@ bool kvm_arm_guest_time_post_load(ARMCPU *cpu)
     return true;
 }
 
-static bool guest_time_needed(void *opaque)
+static bool arm_guest_time_vmstate_needed(void *opaque)
 {
     ARMCPU *cpu = opaque;
 
     /* An instant that was loaded may not be for whom the guest is sent to */
     return CPU(cpu) == first_cpu && cpu->kvm_guest_time_enabled &&
-           cpu->kvm_guest_time.valid;
+           cpu->kvm_guest_time.state.valid;
 }
 
-static int guest_time_post_load(void *opaque, int version_id)
+static int arm_guest_time_vmstate_post_load(void *opaque, int version_id)
 {
     ARMCPU *cpu = opaque;
     KVMArmGuestTime *gt = &cpu->kvm_guest_time;
 
-    if (gt->hz != host_hz()) {
+    if (gt->hz != arm_guest_time_hz()) {
         error_report("guest-time: the system counter (CNTFRQ) has %" PRIu32
                      " Hz on the source and %" PRIu32 " Hz here, and KVM "
                      "cannot scale it: migrate to a host with the same "
-                     "frequency", gt->hz, host_hz());
+                     "frequency", gt->hz, arm_guest_time_hz());
         return -EINVAL;
     }
     if (gt->one_offset != cpu->kvm_counter_offset) {
@@ -380,8 +380,7 @@ static int guest_time_post_load(void *opaque, int version_id)
                      gt->one_offset ? "on" : "off");
         return -EINVAL;
     }
-    /* Not from a snapshot, whatever it holds */
-    gt->valid = gt->incoming;
+    guest_time_state_post_load(&gt->state);
     return 0;
 }
 
@@ -389,8 +388,8 @@ const VMStateDescription vmstate_kvm_arm_guest_time = {
     .name = "cpu/kvm_guest_time",
     .version_id = 1,
     .minimum_version_id = 1,
-    .needed = guest_time_needed,
-    .post_load = guest_time_post_load,
+    .needed = arm_guest_time_vmstate_needed,
+    .post_load = arm_guest_time_vmstate_post_load,
     .fields = (const VMStateField[]) {
         VMSTATE_UINT64(kvm_guest_time.time.realtime, ARMCPU),
         VMSTATE_INT32(kvm_guest_time.time.tai_offset, ARMCPU),
@@ -402,38 +401,27 @@ const VMStateDescription vmstate_kvm_arm_guest_time = {
     }
 };
 
-static bool guest_time_get(Object *obj, Error **errp)
+/* Gets and sets a property */
+static void arm_guest_time_visit_bool(Object *obj, Visitor *v, const char *name,
+                                      void *opaque, Error **errp)
 {
-    return ARM_CPU(obj)->kvm_guest_time_enabled;
-}
-
-static void guest_time_set(Object *obj, bool value, Error **errp)
-{
-    ARM_CPU(obj)->kvm_guest_time_enabled = value;
-}
-
-static bool counter_offset_get(Object *obj, Error **errp)
-{
-    return ARM_CPU(obj)->kvm_counter_offset;
-}
-
-static void counter_offset_set(Object *obj, bool value, Error **errp)
-{
-    ARM_CPU(obj)->kvm_counter_offset = value;
+    visit_type_bool(v, name, opaque, errp);
 }
 
 void kvm_arm_guest_time_add_properties(ARMCPU *cpu)
 {
     Object *obj = OBJECT(cpu);
 
-    object_property_add_bool(obj, "kvm-guest-time", guest_time_get,
-                             guest_time_set);
+    object_property_add(obj, "kvm-guest-time", "bool",
+                        arm_guest_time_visit_bool, arm_guest_time_visit_bool,
+                        NULL, &cpu->kvm_guest_time_enabled);
     object_property_set_description(obj, "kvm-guest-time",
                                     "Set on to let the destination of a live "
                                     "migration know when the VM stopped.");
 
-    object_property_add_bool(obj, "kvm-counter-offset", counter_offset_get,
-                             counter_offset_set);
+    object_property_add(obj, "kvm-counter-offset", "bool",
+                        arm_guest_time_visit_bool, arm_guest_time_visit_bool,
+                        NULL, &cpu->kvm_counter_offset);
     object_property_set_description(obj, "kvm-counter-offset",
                                     "Set on to give the virtual and the "
                                     "physical counter the same offset.");

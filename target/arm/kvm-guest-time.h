@@ -8,7 +8,6 @@
 #define TARGET_ARM_KVM_GUEST_TIME_H
 
 #include "migration/guest-time.h"
-#include "qapi/qapi-types-run-state.h"
 #include "cpu-qom.h"
 
 /*
@@ -16,14 +15,7 @@
  * the first vCPU is the VM's, and no other is used.  Used with the BQL only.
  */
 typedef struct KVMArmGuestTime {
-    /*
-     * There is an instant, taken here or loaded, and the guest has not run
-     * since.  False if the host could not tell.
-     */
-    bool valid;
-    /* A stream is being loaded, or was and the guest has not run since */
-    bool incoming;
-
+    GuestTimeState state;
     GuestTimeOfDay time;
     uint64_t virtual;       /* the guest's counters */
     uint64_t physical;

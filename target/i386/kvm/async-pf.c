@@ -53,7 +53,7 @@ static __thread struct {
     bool clean;
 } async_pf;
 
-static int set_msr(CPUState *cs, uint32_t index, uint64_t value)
+static int async_pf_set_msr(CPUState *cs, uint32_t index, uint64_t value)
 {
     struct {
         struct kvm_msrs info;
@@ -67,7 +67,7 @@ static int set_msr(CPUState *cs, uint32_t index, uint64_t value)
 }
 
 /* Returns false if the guest has not enabled async page faults by interrupt */
-static bool get_msrs(CPUState *cs, Msrs *m)
+static bool async_pf_get_msrs(CPUState *cs, Msrs *m)
 {
     const uint64_t wanted = KVM_ASYNC_PF_ENABLED |
                             KVM_ASYNC_PF_DELIVERY_AS_INT;
@@ -88,14 +88,14 @@ static bool get_msrs(CPUState *cs, Msrs *m)
     return (m->en & wanted) == wanted;
 }
 
-static uint32_t read_data(const Msrs *m, unsigned offset)
+static uint32_t async_pf_read_data(const Msrs *m, unsigned offset)
 {
     return address_space_ldl_le(&address_space_memory,
                                 (m->en & EN_ADDRESS) + offset,
                                 MEMTXATTRS_UNSPECIFIED, NULL);
 }
 
-static void write_data(const Msrs *m, unsigned offset, uint32_t value)
+static void async_pf_write_data(const Msrs *m, unsigned offset, uint32_t value)
 {
     address_space_stl_le(&address_space_memory, (m->en & EN_ADDRESS) + offset,
                          value, MEMTXATTRS_UNSPECIFIED, NULL);
@@ -106,7 +106,7 @@ static unsigned async_pf_id(CPUState *cs)
     return X86_CPU(cs)->apic_id;
 }
 
-static bool no_event(CPUState *cs)
+static bool async_pf_no_event(CPUState *cs)
 {
     struct kvm_vcpu_events *events = &async_pf.events;
 
@@ -132,13 +132,13 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
      */
     if (!run->if_flag || run->flags & (KVM_RUN_X86_SMM | KVM_RUN_X86_GUEST_MODE)
         || !(run->apic_base & MSR_IA32_APICBASE_ENABLE) ||
-        cs->singlestep_enabled || !no_event(cs)) {
+        cs->singlestep_enabled || !async_pf_no_event(cs)) {
         return POSTCOPY_ASYNC_EVENT;
     }
 
     *halt = true;
     if (!(env->features[FEAT_KVM] & CPUID_KVM_ASYNCPF_INT) ||
-        !get_msrs(cs, m)) {
+        !async_pf_get_msrs(cs, m)) {
         return POSTCOPY_ASYNC_WITHOUT;
     }
     if (kvm_vcpu_ioctl(cs, KVM_GET_SREGS, &sregs) < 0 ||
@@ -155,7 +155,7 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
     struct kvm_vcpu_events *events = &async_pf.events;
     Msrs *m = &async_pf.msrs;
 
-    if (read_data(m, FLAGS_OFFSET)) {
+    if (async_pf_read_data(m, FLAGS_OFFSET)) {
         return POSTCOPY_ASYNC_BUSY;
     }
     /*
@@ -164,11 +164,11 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
      * it to forget them (~0) when it enters it for the first time after that;
      * once it has, the slot is empty.
      */
-    if (!async_pf.clean && read_data(m, TOKEN_OFFSET)) {
+    if (!async_pf.clean && async_pf_read_data(m, TOKEN_OFFSET)) {
         return POSTCOPY_ASYNC_BUSY;
     }
     async_pf.clean = true;
-    write_data(m, FLAGS_OFFSET, PAGE_NOT_PRESENT);
+    async_pf_write_data(m, FLAGS_OFFSET, PAGE_NOT_PRESENT);
 
     /* All else is left as it is, what other threads inject included */
     events->flags = KVM_VCPUEVENT_VALID_PAYLOAD;
@@ -179,7 +179,7 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
     events->exception_has_payload = 1;
     events->exception_payload = number;
     if (kvm_vcpu_ioctl(cs, KVM_SET_VCPU_EVENTS, events) < 0) {
-        write_data(m, FLAGS_OFFSET, 0);
+        async_pf_write_data(m, FLAGS_OFFSET, 0);
         return POSTCOPY_ASYNC_EVENT;
     }
     return POSTCOPY_ASYNC_CAN;
@@ -222,7 +222,7 @@ void kvm_async_pf_post_run(CPUState *cs)
     kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
 }
 
-static int send_interrupt(CPUState *cs, uint8_t vector)
+static int async_pf_send_interrupt(CPUState *cs, uint8_t vector)
 {
     uint32_t id = X86_CPU(cs)->apic_id;
     struct kvm_msi msi = {
@@ -246,35 +246,35 @@ void kvm_async_pf_pre_run(CPUState *cs)
     if (likely(!v) || likely(!postcopy_async_pending(v))) {
         return;
     }
-    if (!get_msrs(cs, &m)) {
+    if (!async_pf_get_msrs(cs, &m)) {
         /* Reset by an INIT: a write of the guest's would have been seen */
         kvm_async_pf_reset(cs);
         return;
     }
     number = postcopy_async_next(v);
-    if (read_data(&m, TOKEN_OFFSET)) {
+    if (async_pf_read_data(&m, TOKEN_OFFSET)) {
         /* Comes again when the guest acknowledges it */
         postcopy_async_slot_busy(v);
         return;
     }
-    write_data(&m, TOKEN_OFFSET, number);
-    ret = send_interrupt(cs, m.vector);
+    async_pf_write_data(&m, TOKEN_OFFSET, number);
+    ret = async_pf_send_interrupt(cs, m.vector);
     trace_kvm_async_pf_send(cs->cpu_index, number, ret);
     if (ret <= 0) {
         /* The guest has switched off its LAPIC for now */
-        write_data(&m, TOKEN_OFFSET, 0);
+        async_pf_write_data(&m, TOKEN_OFFSET, 0);
         return;
     }
     postcopy_async_sent(v);
 }
 
 /* The guest has taken a token, or what KVM sent it by itself */
-static bool write_ack(X86CPU *cpu, uint32_t msr, uint64_t val)
+static bool async_pf_write_ack(X86CPU *cpu, uint32_t msr, uint64_t val)
 {
     CPUState *cs = CPU(cpu);
     PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
 
-    if (set_msr(cs, msr, val) != 1) {
+    if (async_pf_set_msr(cs, msr, val) != 1) {
         return false;
     }
     if (v && val & 1) {
@@ -285,12 +285,12 @@ static bool write_ack(X86CPU *cpu, uint32_t msr, uint64_t val)
 }
 
 /* Whatever the guest writes, it forgets what it was told */
-static bool write_en(X86CPU *cpu, uint32_t msr, uint64_t val)
+static bool async_pf_write_en(X86CPU *cpu, uint32_t msr, uint64_t val)
 {
     CPUState *cs = CPU(cpu);
 
     trace_kvm_async_pf_enable(cs->cpu_index, val);
-    if (set_msr(cs, msr, val) != 1) {
+    if (async_pf_set_msr(cs, msr, val) != 1) {
         return false;
     }
     kvm_async_pf_reset(cs);
@@ -337,9 +337,10 @@ static bool async_pf_start(Error **errp)
         error_setg(errp, "APIC IDs up to %u", x86ms->apic_id_limit - 1);
         return false;
     }
-    ret = kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_EN, write_en, true);
+    ret = kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_EN, async_pf_write_en, true);
     if (!ret) {
-        ret = kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_ACK, write_ack, true);
+        ret = kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_ACK, async_pf_write_ack,
+                                    true);
     }
     if (ret) {
         error_setg_errno(errp, -ret, "KVM does not filter MSRs");
@@ -349,8 +350,8 @@ static bool async_pf_start(Error **errp)
 
 static void async_pf_stop(void)
 {
-    kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_EN, write_en, false);
-    kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_ACK, write_ack, false);
+    kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_EN, async_pf_write_en, false);
+    kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_ACK, async_pf_write_ack, false);
 }
 
 static const PostcopyAsyncOps async_pf_ops = {

@@ -8,11 +8,8 @@
 #include "qemu/host-utils.h"
 #include "guest-time-math.h"
 
-/* Fraction bits of the ratio: AMD's SVM, Intel's VMX */
-static const uint8_t frac_bits[] = { 32, 48 };
-
 /* @a * @b / 2^@shift modulo 2^64, for 0 < @shift < 64 */
-static uint64_t mul_shift(uint64_t a, uint64_t b, unsigned shift)
+static uint64_t guest_tsc_mul_shift(uint64_t a, uint64_t b, unsigned shift)
 {
     uint64_t low, high;
 
@@ -25,11 +22,11 @@ uint64_t guest_tsc_scaled(uint64_t host_tsc, GuestTscScale scale)
     if (!scale.frac_bits) {
         return host_tsc;
     }
-    return mul_shift(host_tsc, scale.ratio, scale.frac_bits);
+    return guest_tsc_mul_shift(host_tsc, scale.ratio, scale.frac_bits);
 }
 
 /* @a * @b / @c, rounded down, modulo 2^64 */
-static uint64_t mul_div(uint64_t a, uint64_t b, uint64_t c)
+static uint64_t guest_tsc_mul_div(uint64_t a, uint64_t b, uint64_t c)
 {
     uint64_t low, high;
 
@@ -42,6 +39,8 @@ bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
                           uint32_t guest_khz, uint32_t host_khz,
                           GuestTscScale *scale)
 {
+    /* Of the ratio: AMD's SVM, Intel's VMX */
+    static const uint8_t frac_bits[] = { 32, 48 };
     uint64_t hosts[2] = { host_khz };
 
     *scale = (GuestTscScale) { 0 };
@@ -50,8 +49,8 @@ bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
     }
     if (scaled > guest_khz) {
         /* The nearest: the longer the host runs, the better is it known */
-        hosts[1] = mul_div(before + (after - before) / 2 +
-                           scaled / guest_khz / 2, guest_khz, scaled);
+        hosts[1] = guest_tsc_mul_div(before + (after - before) / 2 +
+                                     scaled / guest_khz / 2, guest_khz, scaled);
     }
     for (int i = 0; i < ARRAY_SIZE(hosts) * ARRAY_SIZE(frac_bits); i++) {
         uint64_t host = hosts[i / ARRAY_SIZE(frac_bits)], first, last;
@@ -60,7 +59,8 @@ bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
             continue;
         }
         scale->frac_bits = frac_bits[i % ARRAY_SIZE(frac_bits)];
-        scale->ratio = mul_div(1ULL << scale->frac_bits, guest_khz, host);
+        scale->ratio = guest_tsc_mul_div(1ULL << scale->frac_bits, guest_khz,
+                                         host);
         first = guest_tsc_scaled(before, *scale);
         last = guest_tsc_scaled(after, *scale);
         if (scaled - first <= last - first) {
@@ -93,7 +93,8 @@ uint64_t guest_pvclock_ns(const GuestPvclock *pv, uint64_t tsc)
 
     ticks = pv->tsc_shift < 0 ? ticks >> -pv->tsc_shift
                               : ticks << pv->tsc_shift;
-    return pv->system_time + mul_shift(ticks, pv->tsc_to_system_mul, 32);
+    return pv->system_time +
+           guest_tsc_mul_shift(ticks, pv->tsc_to_system_mul, 32);
 }
 
 uint64_t guest_tsc_offset(uint64_t scaled_then, uint64_t offset_then,

@@ -21,10 +21,10 @@ uint64_t guest_tsc_scaled(uint64_t host_tsc, GuestTscScale scale);
 /**
  * guest_tsc_find_scale: find out how KVM scales
  *
- * KVM tells neither its ratio nor, exactly, from which frequency of the host's
- * TSC it has computed it; @host_khz is the most likely one, or 0.  @scaled is
- * what it made of a host TSC in @before ... @after, for a guest with a TSC of
- * @guest_khz.  Returns false if no way of scaling that is known gives that.
+ * KVM reports neither its ratio nor, exactly, the frequency of the host's TSC
+ * from which it has computed it; @host_khz is the most likely one, or 0.  KVM
+ * has scaled a host TSC in @before ... @after to @scaled, for a guest with a
+ * TSC of @guest_khz.  Returns false if no known way of scaling gives that.
  */
 bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
                           uint32_t guest_khz, uint32_t host_khz,
@@ -45,22 +45,18 @@ typedef struct GuestPvclock {
 #define GUEST_PVCLOCK_TSC_STABLE    1   /* in flags */
 
 /*
- * The frequency of the TSC in it, in kHz; 0 if there is none like that.  What
- * KVM_GET_TSC_KHZ tells is some ppm off if the host's kernel has measured its
- * TSC again since KVM was loaded, or if KVM scales.
+ * The frequency of the TSC in it, in kHz; 0 if it cannot be one.  That of
+ * KVM_GET_TSC_KHZ is some ppm off if the host's kernel has measured its TSC
+ * again since KVM was loaded, or if KVM scales.
  */
 uint32_t guest_pvclock_khz(const GuestPvclock *pv);
 
-/*
- * What the guest reads as its kvmclock when its TSC is @tsc; for a @pv that has
- * a frequency
- */
+/* The guest's kvmclock when its TSC is @tsc; @pv must have a frequency */
 uint64_t guest_pvclock_ns(const GuestPvclock *pv, uint64_t tsc);
 
 /*
- * The offset with which a vCPU whose TSC was @scaled_then + @offset_then at one
- * instant has a TSC that is @advance more at another, when the host's TSC,
- * scaled, is @scaled_now
+ * A vCPU's TSC was @scaled_then + @offset_then.  Returns the offset with which
+ * it is @advance more when the host's TSC, scaled, is @scaled_now.
  */
 uint64_t guest_tsc_offset(uint64_t scaled_then, uint64_t offset_then,
                           uint64_t advance, uint64_t scaled_now);

@@ -12,17 +12,13 @@
 
 #include "qemu/osdep.h"
 #include <linux/kvm.h>
-#include "qemu/error-report.h"
+#include "qapi/error.h"
 #include "qemu/timer.h"
 #include "hw/core/cpu.h"
-#include "qapi/qapi-types-migration.h"
-#include "migration/client-options.h"
-#include "migration/global_state.h"
 #include "migration/inject.h"
 #include "standard-headers/asm-x86/kvm_para.h"
 #include "system/hw_accel.h"
 #include "system/kvm.h"
-#include "system/runstate.h"
 #include "cpu.h"
 #include "guest-time.h"
 #include "guest-time-math.h"
@@ -31,19 +27,19 @@
 #define ONE_INSTANT \
     (KVM_CLOCK_TSC_STABLE | KVM_CLOCK_REALTIME | KVM_CLOCK_HOST_TSC)
 
-/* A guest's kvmclock that is so far from KVM's was not written by KVM */
+/* KVM has not written a guest's kvmclock that is so far from its own */
 #define FAR_NS      (60 * NANOSECONDS_PER_SECOND)
 
-/* How near to what was asked for the kvmclock shall be, and how often to try */
+/* Tolerance of the kvmclock, and how often to try for it */
 #define NEAR_NS     500
 #define TRIES       20
 
 /*
- * The functions on vCPUs are for VMs that are stopped, with the BQL.  Then no
- * vCPU thread is in an ioctl, and this thread makes them: to wake each vCPU
- * thread for each of them would take most of the time of all this.
+ * The VM is stopped, and this thread has the BQL.  So no vCPU thread is in an
+ * ioctl, and this thread calls those of the vCPUs: to wake each vCPU thread for
+ * each ioctl would take most of the time.
  */
-static int guest_time_offset_ioctl(CPUState *cs, int request, uint64_t *offset)
+static bool guest_time_offset(CPUState *cs, int request, uint64_t *offset)
 {
     struct kvm_device_attr attr = {
         .group = KVM_VCPU_TSC_CTRL,
@@ -51,12 +47,7 @@ static int guest_time_offset_ioctl(CPUState *cs, int request, uint64_t *offset)
         .addr = (uintptr_t)offset,
     };
 
-    return kvm_vcpu_ioctl(cs, request, &attr);
-}
-
-static bool guest_time_get_offset(CPUState *cs, uint64_t *offset)
-{
-    return guest_time_offset_ioctl(cs, KVM_GET_DEVICE_ATTR, offset) == 0;
+    return kvm_vcpu_ioctl(cs, request, &attr) == 0;
 }
 
 /* Some hosts accept an offset and ignore it: read it back */
@@ -65,8 +56,8 @@ static bool guest_time_set_offset(CPUState *cs, uint64_t offset)
     uint64_t is;
     bool ok;
 
-    ok = guest_time_offset_ioctl(cs, KVM_SET_DEVICE_ATTR, &offset) == 0 &&
-         guest_time_get_offset(cs, &is) && is == offset;
+    ok = guest_time_offset(cs, KVM_SET_DEVICE_ATTR, &offset) &&
+         guest_time_offset(cs, KVM_GET_DEVICE_ATTR, &is) && is == offset;
     trace_kvm_guest_time_offset(cs->cpu_index, offset, ok);
     return ok;
 }
@@ -76,16 +67,17 @@ typedef struct GuestTimeMsr {
     struct kvm_msr_entry msr;
 } GuestTimeMsr;
 
-/*
- * KVM has computed when the timer fires from the TSC as it was when the
- * deadline was set
- */
-static void guest_time_rearm_deadline(CPUState *cs)
+/* KVM has computed the timers' expiry from the old TSCs: let it do so again */
+static void guest_time_rearm_deadlines(void)
 {
-    GuestTimeMsr m = { .head.nmsrs = 1, .msr.index = MSR_IA32_TSCDEADLINE };
+    CPUState *cs;
 
-    if (kvm_vcpu_ioctl(cs, KVM_GET_MSRS, &m) == 1 && m.msr.data) {
-        kvm_vcpu_ioctl(cs, KVM_SET_MSRS, &m);
+    CPU_FOREACH(cs) {
+        GuestTimeMsr m = { .head.nmsrs = 1, .msr.index = MSR_IA32_TSCDEADLINE };
+
+        if (kvm_vcpu_ioctl(cs, KVM_GET_MSRS, &m) == 1 && m.msr.data) {
+            kvm_vcpu_ioctl(cs, KVM_SET_MSRS, &m);
+        }
     }
 }
 
@@ -94,12 +86,12 @@ typedef struct GuestTimeReading {
     uint64_t before, scaled, after;
 } GuestTimeReading;
 
-/* Of some readings of the first vCPU's TSC that which took least time */
+/* Read the first vCPU's TSC several times; the quickest reading counts */
 static bool guest_time_read_scaled(GuestTimeReading *best)
 {
     uint64_t offset, least = UINT64_MAX;
 
-    if (!guest_time_get_offset(first_cpu, &offset)) {
+    if (!guest_time_offset(first_cpu, KVM_GET_DEVICE_ATTR, &offset)) {
         return false;
     }
     for (int i = 0; i < 10; i++) {
@@ -118,33 +110,34 @@ static bool guest_time_read_scaled(GuestTimeReading *best)
     return true;
 }
 
-/* How KVM scales the host's TSC for the guest; returns why it is not known */
-static const char *guest_time_find_scale(uint32_t *guest_khz,
-                                         GuestTscScale *scale)
+/* How KVM scales the host's TSC for the guest */
+static bool guest_time_find_scale(uint32_t *guest_khz, GuestTscScale *scale,
+                                  Error **errp)
 {
     int khz = kvm_vcpu_ioctl(first_cpu, KVM_GET_TSC_KHZ);
     GuestTimeReading r;
 
     if (khz <= 0 || !guest_time_read_scaled(&r)) {
-        return "KVM does not tell the TSC's frequency and offset";
+        error_setg(errp, "KVM does not tell the TSC's frequency and offset");
+        return false;
     }
     *guest_khz = khz;
     if (migration_inject_fail("guest-time-scale") ||
         !guest_tsc_find_scale(r.before, r.after, r.scaled, khz,
                               MAX(kvm_vm_ioctl(kvm_state, KVM_GET_TSC_KHZ), 0),
                               scale)) {
-        return "it is not known how KVM scales the TSC";
+        error_setg(errp, "it is not known how KVM scales the TSC");
+        return false;
     }
-    return NULL;
+    return true;
 }
 
 /*
- * The kvmclock and its frequency as the guest has them when the first vCPU's
- * TSC is @tsc, if it uses the kvmclock: KVM rounds frequencies for the guest,
- * so what KVM_GET_CLOCK tells is not quite what the guest reads.
+ * If the guest uses the kvmclock, take its reading of it, and its frequency,
+ * instead of KVM's.  KVM rounds frequencies for the guest, so what
+ * KVM_GET_CLOCK returns is not quite what the guest reads.
  */
-static void guest_time_see_as_guest(uint64_t tsc, uint64_t *clock_ns,
-                                    uint32_t *clock_khz)
+static void guest_time_see_as_guest(GuestTime *gt)
 {
     GuestPvclock pv;
     uint64_t msr, ns;
@@ -159,15 +152,15 @@ static void guest_time_see_as_guest(uint64_t tsc, uint64_t *clock_ns,
     /* The guest can write there, too */
     khz = guest_pvclock_khz(&pv);
     if (pv.version & 1 || !(pv.flags & GUEST_PVCLOCK_TSC_STABLE) ||
-        ABS(khz - *clock_khz) > *clock_khz / 1000) {
+        ABS(khz - gt->clock_khz) > gt->clock_khz / 1000) {
         return;
     }
-    ns = guest_pvclock_ns(&pv, tsc);
-    if (ABS((int64_t)(ns - *clock_ns)) > FAR_NS) {
+    ns = guest_pvclock_ns(&pv, gt->scaled_tsc + gt->vcpu[0].tsc_offset);
+    if (ABS((int64_t)(ns - gt->clock_ns)) > FAR_NS) {
         return;
     }
-    *clock_ns = ns;
-    *clock_khz = khz;
+    gt->clock_ns = ns;
+    gt->clock_khz = khz;
 }
 
 static bool guest_time_read_clock(struct kvm_clock_data *data)
@@ -177,82 +170,55 @@ static bool guest_time_read_clock(struct kvm_clock_data *data)
            (data->flags & ONE_INSTANT) == ONE_INSTANT;
 }
 
-void guest_time_forget(GuestTime *gt)
+static bool guest_time_take(GuestTimeState *s, Error **errp)
 {
-    g_free(gt->vcpu);
-    *gt = (GuestTime) { .incoming = runstate_check(RUN_STATE_INMIGRATE) };
-}
-
-static const char *guest_time_take(GuestTime *gt, uint64_t *clock_ns)
-{
+    GuestTime *gt = container_of(s, GuestTime, state);
     struct kvm_clock_data data;
     GuestTscScale scale;
-    const char *why;
+    GuestTimeVcpu *v;
     CPUState *cs;
-    int n = 0;
 
-    why = guest_time_find_scale(&gt->tsc_khz, &scale);
-    if (why) {
-        return why;
+    if (!guest_time_find_scale(&gt->tsc_khz, &scale, errp)) {
+        return false;
     }
+    gt->vcpus = 0;
     CPU_FOREACH(cs) {
-        n++;
+        gt->vcpus++;
     }
-    gt->vcpu = g_new(GuestTimeVcpu, n);
+    v = gt->vcpu = g_renew(GuestTimeVcpu, gt->vcpu, gt->vcpus);
     CPU_FOREACH(cs) {
-        GuestTimeVcpu *v = &gt->vcpu[gt->vcpus++];
-
         v->apic_id = kvm_arch_vcpu_id(cs);
-        if (!guest_time_get_offset(cs, &v->tsc_offset)) {
-            return "KVM does not tell the TSC's offset";
+        if (!guest_time_offset(cs, KVM_GET_DEVICE_ATTR, &v++->tsc_offset)) {
+            error_setg(errp, "KVM does not tell the TSC's offset");
+            return false;
         }
     }
     migration_inject_hold("guest-time-take");
     if (!guest_time_read_clock(&data)) {
-        return "KVM does not tell kvmclock, host TSC and time of day at once";
+        error_setg(errp, "KVM does not tell kvmclock, host TSC and time of day "
+                   "at once");
+        return false;
     }
-    *clock_ns = data.clock;
     gt->time = (GuestTimeOfDay) { data.realtime, guest_time_tai_offset() };
     gt->host_tsc = data.host_tsc;
     gt->scaled_tsc = guest_tsc_scaled(data.host_tsc, scale);
+    gt->clock_ns = data.clock;
     gt->clock_khz = gt->tsc_khz;
-    guest_time_see_as_guest(gt->scaled_tsc + gt->vcpu[0].tsc_offset, clock_ns,
-                            &gt->clock_khz);
+    guest_time_see_as_guest(gt);
 
     /* A destination that can only restore values gets those of the instant */
-    n = 0;
+    v = gt->vcpu;
     CPU_FOREACH(cs) {
-        cpu_env(cs)->tsc = gt->scaled_tsc + gt->vcpu[n++].tsc_offset;
+        cpu_env(cs)->tsc = gt->scaled_tsc + v++->tsc_offset;
         cpu_env(cs)->tsc_valid = true;
     }
-    return NULL;
-}
-
-bool guest_time_stop(GuestTime *gt, bool enabled, RunState state,
-                     uint64_t *clock_ns)
-{
-    const char *why;
-
-    guest_time_forget(gt);
-    /* Snapshots, paused VMs and CPR restore time as they always did */
-    if (!enabled || state != RUN_STATE_FINISH_MIGRATE ||
-        migrate_mode() != MIG_MODE_NORMAL) {
-        return false;
-    }
-    why = guest_time_take(gt, clock_ns);
-    if (why) {
-        trace_kvm_guest_time_no_instant(why);
-        guest_time_forget(gt);
-        return false;
-    }
-    gt->valid = true;
-    trace_kvm_guest_time_stop(*clock_ns, gt->time.realtime, gt->host_tsc,
+    trace_kvm_guest_time_stop(gt->clock_ns, gt->time.realtime, gt->host_tsc,
                               gt->scaled_tsc, gt->tsc_khz, gt->clock_khz);
     migration_inject_hold("guest-time-taken");
     return true;
 }
 
-/* The source's first one stands for those that the source does not have */
+/* A vCPU that the source does not have gets the first one's */
 static GuestTimeVcpu *guest_time_find_vcpu(GuestTime *gt, CPUState *cs)
 {
     for (int i = 0; i < gt->vcpus; i++) {
@@ -264,43 +230,35 @@ static GuestTimeVcpu *guest_time_find_vcpu(GuestTime *gt, CPUState *cs)
 }
 
 /*
- * Offsets for TSCs that have advanced by @advance when the host's TSC, scaled,
- * is @scaled_now.  With @equal all vCPUs get that of the first: with different
- * offsets, KVM has no common instant to tell.  Returns false if KVM ignores
- * them.
+ * Set offsets with which TSCs have advanced by @advance when the host's TSC,
+ * scaled, is @scaled_now.  With @equal, all vCPUs get the first one's: KVM
+ * reports a common instant only while offsets are equal.
  */
 static bool guest_time_set_offsets(GuestTime *gt, uint64_t advance,
-                                   uint64_t scaled_now, bool equal)
+                                   uint64_t scaled_now, bool equal,
+                                   Error **errp)
 {
     CPUState *cs;
 
-    /* The first one comes last: KVM gives its offset to hot-plugged vCPUs */
+    /* The first vCPU is last: hot-plugged ones get the offset set last */
     QTAILQ_FOREACH_REVERSE(cs, &cpus_queue, node) {
         GuestTimeVcpu *v = guest_time_find_vcpu(gt, equal ? first_cpu : cs);
 
         if (!guest_time_set_offset(cs, guest_tsc_offset(gt->scaled_tsc,
                                                         v->tsc_offset, advance,
                                                         scaled_now))) {
+            error_setg(errp, "KVM ignores TSC offsets");
             return false;
         }
     }
     return true;
 }
 
-static void guest_time_rearm_deadlines(void)
-{
-    CPUState *cs;
-
-    CPU_FOREACH(cs) {
-        guest_time_rearm_deadline(cs);
-    }
-}
-
 /*
- * Let the kvmclock be @clock_ns at the instant of @at, and count from there.
- * KVM adds the time of day that has passed since @at, but reads it somewhat
- * later than the clock that it sets.  So see what has come of it, and correct
- * that.  In the end *@at is a later instant with the kvmclock as it is.
+ * Let the kvmclock be @clock_ns at the instant @at, and count from there.  KVM
+ * adds the time of day that has passed since @at, but reads it somewhat later
+ * than the clock that it sets.  So read the clock back and correct it.  Returns
+ * a later instant, with the kvmclock as it is, in @at.
  */
 static bool guest_time_set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
 {
@@ -330,94 +288,103 @@ static bool guest_time_set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
     return true;
 }
 
-/* Returns why it cannot be */
-static const char *guest_time_restore(GuestTime *gt, uint64_t clock_ns)
+static bool guest_time_restore(GuestTimeState *s, Error **errp)
 {
-    struct kvm_clock_data data = { .clock = clock_ns };
+    GuestTime *gt = container_of(s, GuestTime, state);
+    struct kvm_clock_data data = { .clock = gt->clock_ns };
     GuestTscScale scale;
-    const char *why;
     int64_t gap_ns;
     uint32_t khz;
 
-    why = guest_time_find_scale(&khz, &scale);
-    if (why) {
-        return why;
+    if (!guest_time_find_scale(&khz, &scale, errp)) {
+        return false;
     }
     if (khz != gt->tsc_khz) {
-        return "the guest's TSC has another frequency here";
+        error_setg(errp, "the guest's TSC has another frequency here");
+        return false;
     }
     /* TSCs that agree, and a clock that is set, give a common instant */
     if (!guest_time_set_offsets(gt, 0,
                                 guest_tsc_scaled(cpu_get_host_ticks(), scale),
-                                true)) {
-        return "KVM ignores TSC offsets";
+                                true, errp)) {
+        return false;
     }
     if (kvm_vm_ioctl(kvm_state, KVM_SET_CLOCK, &data) < 0 ||
         !guest_time_read_clock(&data)) {
-        return "KVM does not tell kvmclock, host TSC and time of day at once";
+        error_setg(errp, "KVM does not tell kvmclock, host TSC and time of day "
+                   "at once");
+        return false;
     }
 
     gap_ns = guest_time_to_count(gt->time, (GuestTimeOfDay) {
                                      data.realtime, guest_time_tai_offset() });
-    if (!guest_time_set_clock(clock_ns + gap_ns, &data)) {
-        return "KVM does not set the kvmclock";
+    if (!guest_time_set_clock(gt->clock_ns + gap_ns, &data)) {
+        error_setg(errp, "KVM does not set the kvmclock");
+        return false;
     }
-    if (data.clock < clock_ns) {
-        return "the kvmclock would go backwards";
+    if (data.clock < gt->clock_ns) {
+        error_setg(errp, "the kvmclock would go backwards");
+        return false;
     }
     migration_inject_hold("guest-time-set");
-    if (!guest_time_set_offsets(gt, guest_time_ticks(data.clock - clock_ns,
+    if (!guest_time_set_offsets(gt, guest_time_ticks(data.clock - gt->clock_ns,
                                                      gt->clock_khz * 1000ULL),
                                 guest_tsc_scaled(data.host_tsc, scale),
-                                false)) {
-        return "KVM ignores TSC offsets";
+                                false, errp)) {
+        return false;
     }
     guest_time_rearm_deadlines();
     trace_kvm_guest_time_start(gap_ns, data.clock, data.realtime,
                                data.host_tsc);
-    return NULL;
+    return true;
 }
 
 /*
- * Let TSCs go on from where they were at the stop, as the caller does with the
- * kvmclock somewhat later.  Needs nothing that guest_time_restore() may miss
- * but offsets.
+ * The TSCs go on from where they were at the stop, and so does the kvmclock,
+ * which the device sets somewhat later.  This needs only TSC offsets of all
+ * that guest_time_restore() needs.
  */
-static bool guest_time_go_on(GuestTime *gt)
+static const char *guest_time_fall_back(GuestTimeState *s)
 {
+    GuestTime *gt = container_of(s, GuestTime, state);
     GuestTimeReading r;
 
-    if (!guest_time_read_scaled(&r) ||
-        !guest_time_set_offsets(gt, 0, r.scaled, false)) {
-        return false;
+    if (!s->valid || !guest_time_read_scaled(&r) ||
+        !guest_time_set_offsets(gt, 0, r.scaled, false, NULL)) {
+        return "the kvmclock goes on from where it was when the guest stopped, "
+               "but the TSC has run on";
     }
     guest_time_rearm_deadlines();
+    return "TSC and kvmclock go on from where they were when the guest stopped";
+}
+
+static const GuestTimeOps guest_time_ops = {
+    .take = guest_time_take,
+    .no_instant = trace_kvm_guest_time_no_instant,
+    .restore = guest_time_restore,
+    .fall_back = guest_time_fall_back,
+};
+
+bool guest_time_stop(GuestTime *gt, bool enabled, RunState state,
+                     uint64_t *clock_ns)
+{
+    if (!guest_time_state_stop(&gt->state, &guest_time_ops, enabled, state)) {
+        return false;
+    }
+    *clock_ns = gt->clock_ns;
     return true;
 }
 
 bool guest_time_start(GuestTime *gt, uint64_t clock_ns)
 {
-    const char *why = NULL;
-    bool done = false;
+    gt->clock_ns = clock_ns;
+    return guest_time_state_start(&gt->state, &guest_time_ops);
+}
 
-    if (gt->valid) {
-        why = guest_time_restore(gt, clock_ns);
-        done = !why;
-    } else if (gt->incoming &&
-               runstate_is_live(global_state_get_runstate()) &&
-               migrate_guest_time() != GUEST_TIME_POLICY_STOPPED) {
-        why = "the source has not told when it stopped the guest";
-    }
-    if (why) {
-        warn_report("guest-time: %s: %s", why,
-                    gt->valid && guest_time_go_on(gt) ?
-                    "TSC and kvmclock go on from where they were when the "
-                    "guest stopped" :
-                    "the kvmclock goes on from where it was when the guest "
-                    "stopped, but the TSC has run on");
-    }
-    guest_time_forget(gt);
-    return done;
+void guest_time_forget(GuestTime *gt)
+{
+    g_clear_pointer(&gt->vcpu, g_free);
+    guest_time_state_forget(&gt->state);
 }
 
 static bool guest_time_vcpus_are_few(void *opaque, int version_id)
@@ -431,8 +398,7 @@ static int guest_time_post_load(void *opaque, int version_id)
 {
     GuestTime *gt = opaque;
 
-    /* Not from a snapshot, whatever it holds */
-    gt->valid = gt->incoming;
+    guest_time_state_post_load(&gt->state);
     return 0;
 }
 

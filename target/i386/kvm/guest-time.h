@@ -9,7 +9,6 @@
 
 #include "migration/vmstate.h"
 #include "migration/guest-time.h"
-#include "qapi/qapi-types-run-state.h"
 
 typedef struct GuestTimeVcpu {
     uint32_t apic_id;
@@ -17,19 +16,13 @@ typedef struct GuestTimeVcpu {
 } GuestTimeVcpu;
 
 /*
- * The instant at which the guest was stopped, beside its kvmclock.  Part of
- * the kvmclock device; used with the BQL only.
+ * The instant at which the guest was stopped.  Part of the kvmclock device;
+ * used with the BQL only.
  */
 typedef struct GuestTime {
-    /*
-     * There is an instant, taken here or loaded, and the guest has not run
-     * since.  False if the host could not tell.
-     */
-    bool valid;
-    /* A stream is being loaded, or was and the guest has not run since */
-    bool incoming;
-
+    GuestTimeState state;
     GuestTimeOfDay time;
+    uint64_t clock_ns;      /* the kvmclock, which the device migrates */
     uint64_t host_tsc;
     uint64_t scaled_tsc;    /* the TSC of a vCPU with an offset of 0 */
     uint32_t tsc_khz;       /* of the guest */
@@ -41,10 +34,10 @@ typedef struct GuestTime {
 extern const VMStateDescription vmstate_guest_time;
 
 /*
- * The VM has stopped, and its state is now @state.  If that is for a live
- * migration, take the instant, with the kvmclock in @clock_ns, and the TSC in
- * each vCPU's env.  @enabled: the destination will understand it.  Returns
- * false if kvmclock and TSCs are left to the caller.
+ * The VM has stopped, and its state is now @state.  For a live migration, takes
+ * the instant, with the kvmclock in @clock_ns and the TSC in each vCPU's env,
+ * if it is @enabled: the destination will understand it.  Returns false if
+ * kvmclock and TSCs are left to the caller.
  */
 bool guest_time_stop(GuestTime *gt, bool enabled, RunState state,
                      uint64_t *clock_ns);

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+typedef struct Error Error;
 #define ARRAY_SIZE(x) ((int)G_N_ELEMENTS(x))
 
 #endif

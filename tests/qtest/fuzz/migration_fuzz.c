@@ -73,7 +73,7 @@ static struct FuzzClock {
 
 static bool fuzz_guest_time_needed(void *opaque)
 {
-    return fuzz_clock.guest_time.valid;
+    return fuzz_clock.guest_time.state.valid;
 }
 
 static const VMStateDescription fuzz_vmstate_guest_time = {
@@ -615,14 +615,14 @@ static void fuzz_fill_memory(void)
         address_space_write(&address_space_memory, i * 5 * sizeof(page),
                             MEMTXATTRS_UNSPECIFIED, page, sizeof(page));
     }
-    fuzz_clock.guest_time.valid = true;
+    fuzz_clock.guest_time.state.valid = true;
     fuzz_clock.guest_time.vcpus = 1;
     fuzz_clock.guest_time.vcpu = g_new0(GuestTimeVcpu, 1);
 }
 
 static void fuzz_before(QTestState *s)
 {
-    fuzz_clock.guest_time.incoming = fuzz_side == FUZZ_DESTINATION;
+    fuzz_clock.guest_time.state.incoming = fuzz_side == FUZZ_DESTINATION;
     vmstate_register(NULL, 0, &fuzz_vmstate_clock, &fuzz_clock);
     if (fuzz_side == FUZZ_SOURCE) {
         fuzz_fill_memory();
