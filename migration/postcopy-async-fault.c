@@ -22,29 +22,38 @@
 static const PostcopyAsyncOps *async_ops;
 
 /*
- * By cpu_index, or NULL.  Made before the first vCPU runs on the destination,
- * never freed.
+ * ASYNC_RUNNING: guests are told of missing pages.  ASYNC_DRAINING: all pages
+ * have been received, and guests may not know that yet.
  */
-static PostcopyAsyncVCPU *async_vcpus;
-static unsigned async_vcpus_num;
+enum { ASYNC_OFF, ASYNC_RUNNING, ASYNC_DRAINING };
 
-/*
- * RUNNING: guests are told of missing pages.  DRAINING: all pages have come,
- * and guests may not know that yet.  Atomic.
- */
-enum { OFF, RUNNING, DRAINING };
-static int async_state;
+/* Made before the first vCPU runs on the destination, never freed */
+struct PostcopyAsync {
+    /* By cpu_index */
+    PostcopyAsyncVCPU *vcpus;
+    unsigned vcpus_num;
+    /* Atomic */
+    int state;
+};
+
+static struct PostcopyAsync *async_get(void)
+{
+    return migration_incoming_get_current()->async;
+}
 
 PostcopyAsyncVCPU *postcopy_async_vcpu(CPUState *cpu)
 {
-    if (qatomic_read(&async_state) == OFF) {
+    struct PostcopyAsync *a = async_get();
+
+    if (!a || qatomic_read(&a->state) == ASYNC_OFF) {
         return NULL;
     }
-    return &async_vcpus[cpu->cpu_index];
+    return &a->vcpus[cpu->cpu_index];
 }
 
 static void async_start(void)
 {
+    MigrationIncomingState *mis = migration_incoming_get_current();
     g_autoptr(Error) err = NULL;
 
     if (migrate_postcopy_async_pf() == POSTCOPY_ASYNC_PF_OFF) {
@@ -55,20 +64,25 @@ static void async_start(void)
         trace_postcopy_async_off(error_get_pretty(err));
         return;
     }
-    if (!async_vcpus) {
-        async_vcpus_num = MACHINE(qdev_get_machine())->smp.max_cpus;
-        async_vcpus = postcopy_async_vcpus_new(async_vcpus_num);
+    if (!mis->async) {
+        unsigned max_cpus = MACHINE(qdev_get_machine())->smp.max_cpus;
+
+        mis->async = g_new0(struct PostcopyAsync, 1);
+        mis->async->vcpus_num = max_cpus;
+        mis->async->vcpus = postcopy_async_vcpus_new(max_cpus);
     }
-    qatomic_set_mb(&async_state, RUNNING);
+    qatomic_set_mb(&mis->async->state, ASYNC_RUNNING);
 }
 
 void postcopy_async_drained(void)
 {
-    if (qatomic_read(&async_state) != DRAINING) {
+    struct PostcopyAsync *a = async_get();
+
+    if (!a || qatomic_read(&a->state) != ASYNC_DRAINING) {
         return;
     }
-    for (unsigned i = 0; i < async_vcpus_num; i++) {
-        if (!postcopy_async_idle(&async_vcpus[i])) {
+    for (unsigned i = 0; i < a->vcpus_num; i++) {
+        if (!postcopy_async_idle(&a->vcpus[i])) {
             return;
         }
     }
@@ -76,7 +90,8 @@ void postcopy_async_drained(void)
      * A vCPU that takes a token from now on is told that the page has been
      * received, and gives it back.
      */
-    if (qatomic_cmpxchg(&async_state, DRAINING, OFF) == DRAINING) {
+    if (qatomic_cmpxchg(&a->state, ASYNC_DRAINING, ASYNC_OFF) ==
+        ASYNC_DRAINING) {
         trace_postcopy_async_drained();
         async_ops->stop();
     }
@@ -84,24 +99,27 @@ void postcopy_async_drained(void)
 
 static void async_stop(void)
 {
-    if (qatomic_cmpxchg(&async_state, RUNNING, DRAINING) == RUNNING) {
+    struct PostcopyAsync *a = async_get();
+
+    if (a && qatomic_cmpxchg(&a->state, ASYNC_RUNNING, ASYNC_DRAINING) ==
+        ASYNC_RUNNING) {
         postcopy_async_drained();
     }
 }
 
-static bool received(RAMBlock *rb, ram_addr_t start)
+static bool async_received(const PostcopyPage *page)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
 
-    return postcopy_requests_received(mis->page_requests, rb, start);
+    return postcopy_requests_received(mis->page_requests, page);
 }
 
-/* Whether the page of @gpa has come; if not, it is at *@start of *@rb */
-static bool data_received(hwaddr gpa, RAMBlock **rb, ram_addr_t *start)
+/* Whether the page of @gpa has been received; if not, it is *@page */
+static bool async_data_received(hwaddr gpa, PostcopyPage *page)
 {
     hwaddr offset, len = 1;
+    PostcopyPage data;
     MemoryRegion *mr;
-    ram_addr_t page;
 
     RCU_READ_LOCK_GUARD();
     mr = address_space_translate(&address_space_memory, gpa, &offset, &len,
@@ -109,16 +127,15 @@ static bool data_received(hwaddr gpa, RAMBlock **rb, ram_addr_t *start)
     if (!memory_region_is_ram(mr)) {
         return true;
     }
-    page = ROUND_DOWN(offset, qemu_ram_pagesize(mr->ram_block));
-    if (received(mr->ram_block, page)) {
+    data = postcopy_page(mr->ram_block, offset);
+    if (async_received(&data)) {
         return true;
     }
-    *rb = mr->ram_block;
-    *start = page;
+    *page = data;
     return false;
 }
 
-static void kick(void *opaque)
+static void async_kick(void *opaque)
 {
     /*
      * A vCPU that waits for a page in QEMU is left alone: it cannot be told
@@ -127,27 +144,28 @@ static void kick(void *opaque)
     cpus_kick_thread(opaque);
 }
 
-static PostcopyFaultResult fault(CPUState *cpu, RAMBlock **rb,
-                                 ram_addr_t *start)
+static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
 {
+    struct PostcopyAsync *a = async_get();
     PostcopyAsyncVCPU *v;
     PostcopyToken *t;
     PostcopyAsyncRefusal why;
     hwaddr data = 0;
     bool halt = false;
-    void *host = (*rb)->host + *start;
+    void *host = page->host;
 
-    if (qatomic_read(&async_state) != RUNNING || received(*rb, *start)) {
+    if (!a || qatomic_read(&a->state) != ASYNC_RUNNING ||
+        async_received(page)) {
         return POSTCOPY_FAULT_WAIT;
     }
 
-    v = &async_vcpus[cpu->cpu_index];
+    v = &a->vcpus[cpu->cpu_index];
     if (v->opaque != cpu) {
-        postcopy_async_attach(v, async_ops->id(cpu), kick, cpu);
+        postcopy_async_attach(v, async_ops->id(cpu), async_kick, cpu);
     }
 
     why = async_ops->can(cpu, &halt, &data);
-    if (why == POSTCOPY_ASYNC_CAN && !data_received(data, rb, start)) {
+    if (why == POSTCOPY_ASYNC_CAN && !async_data_received(data, page)) {
         /* Once for each vCPU; as a wait in the kernel, it could not be ended */
         trace_postcopy_async_data(cpu->cpu_index, data);
         return POSTCOPY_FAULT_WAIT_FOR_ANOTHER;
@@ -169,7 +187,7 @@ static PostcopyFaultResult fault(CPUState *cpu, RAMBlock **rb,
         why = POSTCOPY_ASYNC_BUSY;
         goto refused;
     }
-    if (postcopy_fault_begin(cpu, *rb, *start, &t->waiter) ==
+    if (postcopy_fault_begin(cpu, page, &t->waiter) ==
         POSTCOPY_PAGE_RECEIVED) {
         postcopy_async_put(t);
         return POSTCOPY_FAULT_WAIT;
@@ -183,7 +201,8 @@ static PostcopyFaultResult fault(CPUState *cpu, RAMBlock **rb,
         why = async_ops->announce(cpu, t->number);
         if (why == POSTCOPY_ASYNC_CAN) {
             trace_postcopy_async_announced(cpu->cpu_index, t->number,
-                                           qemu_ram_get_idstr(*rb), *start);
+                                           qemu_ram_get_idstr(page->rb),
+                                           page->start);
             postcopy_async_announced(t, true);
             return POSTCOPY_FAULT_ENTER;
         }
@@ -208,10 +227,9 @@ refused:
     return POSTCOPY_FAULT_WAIT;
 }
 
-static PostcopyFaultResult async_fault(CPUState *cpu, RAMBlock **rb,
-                                       ram_addr_t *start)
+static PostcopyFaultResult async_fault(CPUState *cpu, PostcopyPage *page)
 {
-    PostcopyFaultResult result = fault(cpu, rb, start);
+    PostcopyFaultResult result = async_serve(cpu, page);
 
     /* All pages may have come while this had the last token */
     postcopy_async_drained();
@@ -220,14 +238,15 @@ static PostcopyFaultResult async_fault(CPUState *cpu, RAMBlock **rb,
 
 static void async_fill_info(MigrationInfo *info)
 {
+    struct PostcopyAsync *a = async_get();
     PostcopyAsyncCounts counts = { };
     PostcopyAsyncStats *stats;
 
-    if (!async_vcpus) {
+    if (!a) {
         return;
     }
-    for (unsigned i = 0; i < async_vcpus_num; i++) {
-        postcopy_async_count(&async_vcpus[i], &counts);
+    for (unsigned i = 0; i < a->vcpus_num; i++) {
+        postcopy_async_count(&a->vcpus[i], &counts);
     }
     stats = g_new0(PostcopyAsyncStats, 1);
     stats->announced = counts.announced;
@@ -239,8 +258,8 @@ static void async_fill_info(MigrationInfo *info)
     stats->refused_busy = counts.refused[POSTCOPY_ASYNC_BUSY];
     stats->refused_without = counts.refused[POSTCOPY_ASYNC_WITHOUT];
     stats->halted = counts.halts;
-    for (unsigned i = 0; i < async_vcpus_num; i++) {
-        stats->outstanding += postcopy_async_outstanding(&async_vcpus[i]);
+    for (unsigned i = 0; i < a->vcpus_num; i++) {
+        stats->outstanding += postcopy_async_outstanding(&a->vcpus[i]);
     }
     info->postcopy_async = stats;
 }

@@ -9,7 +9,7 @@
 #include "qemu/queue.h"
 #include "postcopy-async.h"
 
-static void free_token(PostcopyToken *t)
+static void postcopy_token_free(PostcopyToken *t)
 {
     if (t->vcpu->halted == t) {
         t->vcpu->halted = NULL;
@@ -17,7 +17,7 @@ static void free_token(PostcopyToken *t)
     t->state = POSTCOPY_TOKEN_FREE;
 }
 
-static void make_ready(PostcopyToken *t)
+static void postcopy_token_ready(PostcopyToken *t)
 {
     PostcopyAsyncVCPU *v = t->vcpu;
 
@@ -26,7 +26,7 @@ static void make_ready(PostcopyToken *t)
     qatomic_set(&v->pending, true);
 }
 
-static void kick(PostcopyAsyncVCPU *v)
+static void postcopy_async_kick(PostcopyAsyncVCPU *v)
 {
     if (v->kick) {
         v->kick(v->opaque);
@@ -34,7 +34,7 @@ static void kick(PostcopyAsyncVCPU *v)
 }
 
 /* In the thread that has placed the page */
-static void page_came(PostcopyWaiter *waiter)
+static void postcopy_token_received(PostcopyWaiter *waiter)
 {
     PostcopyToken *t = container_of(waiter, PostcopyToken, waiter);
     PostcopyAsyncVCPU *v = t->vcpu;
@@ -47,16 +47,16 @@ static void page_came(PostcopyWaiter *waiter)
         break;
     case POSTCOPY_TOKEN_HALTED:
         if (v->halted == t) {
-            kick(v);
+            postcopy_async_kick(v);
         }
-        free_token(t);
+        postcopy_token_free(t);
         break;
     case POSTCOPY_TOKEN_ANNOUNCED:
-        make_ready(t);
-        kick(v);
+        postcopy_token_ready(t);
+        postcopy_async_kick(v);
         break;
     case POSTCOPY_TOKEN_GIVEN_UP:
-        free_token(t);
+        postcopy_token_free(t);
         break;
     default:
         g_assert_not_reached();
@@ -74,7 +74,7 @@ PostcopyAsyncVCPU *postcopy_async_vcpus_new(unsigned n)
         QSIMPLEQ_INIT(&v->ready);
         for (unsigned j = 0; j < POSTCOPY_ASYNC_TOKENS; j++) {
             postcopy_waiter_init(&v->tokens[j].waiter);
-            v->tokens[j].waiter.come = page_came;
+            v->tokens[j].waiter.come = postcopy_token_received;
             v->tokens[j].vcpu = v;
         }
     }
@@ -122,7 +122,7 @@ void postcopy_async_put(PostcopyToken *t)
 {
     QEMU_LOCK_GUARD(&t->vcpu->lock);
     assert(t->state == POSTCOPY_TOKEN_ASKED);
-    free_token(t);
+    postcopy_token_free(t);
 }
 
 bool postcopy_async_come(PostcopyToken *t)
@@ -143,10 +143,10 @@ void postcopy_async_announced(PostcopyToken *t, bool told)
         t->state = POSTCOPY_TOKEN_ANNOUNCED;
         if (t->come) {
             /* This thread enters the guest next, and sends it then */
-            make_ready(t);
+            postcopy_token_ready(t);
         }
     } else if (t->come) {
-        free_token(t);
+        postcopy_token_free(t);
     } else {
         t->state = POSTCOPY_TOKEN_GIVEN_UP;
     }
@@ -159,7 +159,7 @@ bool postcopy_async_halt(PostcopyToken *t)
     QEMU_LOCK_GUARD(&v->lock);
     if (t->state == POSTCOPY_TOKEN_ASKED) {
         if (t->come) {
-            free_token(t);
+            postcopy_token_free(t);
             return false;
         }
         t->state = POSTCOPY_TOKEN_HALTED;
@@ -202,10 +202,10 @@ void postcopy_async_slot_busy(PostcopyAsyncVCPU *v)
     v->counts.slot_busy++;
 }
 
-static void taken(PostcopyAsyncVCPU *v)
+static void postcopy_async_free_sent(PostcopyAsyncVCPU *v)
 {
     if (v->sent) {
-        free_token(v->sent);
+        postcopy_token_free(v->sent);
         v->sent = NULL;
         v->outstanding--;
     }
@@ -214,7 +214,7 @@ static void taken(PostcopyAsyncVCPU *v)
 void postcopy_async_taken(PostcopyAsyncVCPU *v)
 {
     QEMU_LOCK_GUARD(&v->lock);
-    taken(v);
+    postcopy_async_free_sent(v);
 }
 
 void postcopy_async_sent(PostcopyAsyncVCPU *v)
@@ -227,7 +227,7 @@ void postcopy_async_sent(PostcopyAsyncVCPU *v)
         /* Forgotten meanwhile: the guest is about to be reset */
         return;
     }
-    taken(v);
+    postcopy_async_free_sent(v);
     QSIMPLEQ_REMOVE_HEAD(&v->ready, next);
     qatomic_set(&v->pending, !QSIMPLEQ_EMPTY(&v->ready));
     t->state = POSTCOPY_TOKEN_SENT;
@@ -248,10 +248,10 @@ void postcopy_async_forget(PostcopyAsyncVCPU *v)
             break;
         case POSTCOPY_TOKEN_READY:
             v->counts.forgotten++;
-            free_token(t);
+            postcopy_token_free(t);
             break;
         case POSTCOPY_TOKEN_SENT:
-            free_token(t);
+            postcopy_token_free(t);
             break;
         default:
             break;

@@ -52,64 +52,66 @@
 /* How often the end of the stream looks whether a connection has broken */
 #define END_LOOK_MS 100
 
-typedef struct VCPUFault {
+typedef struct PostcopyFaultVCPU {
     PostcopyWaiter waiter;
     /* Used by the vCPU's thread only */
     void *populated;
     int64_t populated_since;
     unsigned repeats;
-} VCPUFault;
-
-/*
- * By cpu_index.  Made before the first exit can happen, never freed: a vCPU
- * may still come with an exit when postcopy is over, and a kick at any time.
- */
-static VCPUFault *vcpu_faults;
+} PostcopyFaultVCPU;
 
 /* Set before the machine runs, or NULL */
-static const PostcopyFaultHooks *fault_hooks;
+static const PostcopyFaultHooks *postcopy_fault_hooks;
 
 void postcopy_fault_set_hooks(const PostcopyFaultHooks *hooks)
 {
-    fault_hooks = hooks;
+    postcopy_fault_hooks = hooks;
 }
 
-static bool received(RAMBlock *rb, ram_addr_t start)
+PostcopyPage postcopy_page(RAMBlock *rb, ram_addr_t offset)
+{
+    size_t size = qemu_ram_pagesize(rb);
+    ram_addr_t start = ROUND_DOWN(offset, size);
+
+    return (PostcopyPage) { rb, start, rb->host + start, size };
+}
+
+static bool postcopy_fault_received(const PostcopyPage *page)
 {
     /* Blocks that are not migrated have no bitmap and miss nothing */
-    return !rb->receivedmap || ramblock_recv_bitmap_test_byte_offset(rb, start);
+    return !page->rb->receivedmap ||
+           ramblock_recv_bitmap_test_byte_offset(page->rb, page->start);
 }
 
-static void set_received(RAMBlock *rb, ram_addr_t start)
+static void postcopy_fault_set_received(const PostcopyPage *page)
 {
-    ramblock_recv_bitmap_set_range(rb, rb->host + start,
-                                   qemu_ram_pagesize(rb) /
-                                   qemu_target_page_size());
-    mark_postcopy_blocktime_end((uintptr_t)rb->host + start);
+    ramblock_recv_bitmap_set_range(page->rb, page->host,
+                                   page->size / qemu_target_page_size());
+    mark_postcopy_blocktime_end((uintptr_t)page->host);
 }
 
-static void missed(RAMBlock *rb, void *host, uint32_t tid)
+static void postcopy_fault_missed(const PostcopyPage *page, uint32_t tid)
 {
-    mark_postcopy_blocktime_begin((uintptr_t)host, tid, rb);
+    mark_postcopy_blocktime_begin((uintptr_t)page->host, tid, page->rb);
 }
 
-static const PostcopyRequestOps request_ops = {
-    .received = received,
-    .set_received = set_received,
-    .missed = missed,
+static const PostcopyRequestOps postcopy_fault_request_ops = {
+    .received = postcopy_fault_received,
+    .set_received = postcopy_fault_set_received,
+    .missed = postcopy_fault_missed,
 };
 
 void postcopy_fault_init(MigrationIncomingState *mis)
 {
-    mis->page_requests = postcopy_requests_new(&request_ops);
+    mis->page_requests = postcopy_requests_new(&postcopy_fault_request_ops);
 }
 
 /*
  * Returns 0, or negative errno.  The entry stays then, and recovery, which the
- * thread that meets the broken connection begins, asks again.
+ * thread that meets the broken connection begins, requests the page again.
  */
-static int ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
-               bool more)
+static int postcopy_fault_request(MigrationIncomingState *mis,
+                                  const PostcopyPage *page, bool more)
 {
     int ret;
 
@@ -118,27 +120,26 @@ static int ask(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
      * Discarded pages (via RamDiscardManager) are never migrated. On unlikely
      * access, place a zeropage.
      */
-    if (ramblock_page_is_discarded(rb, start)) {
-        ret = postcopy_receive_zero(mis, rb, start);
+    if (ramblock_page_is_discarded(page->rb, page->start)) {
+        ret = postcopy_receive_zero(mis, page);
         if (ret) {
             postcopy_fault_channel_broken(mis);
         }
         return ret;
     }
-    return migrate_send_rp_message_req_pages(mis, rb, start, !more);
+    return migrate_send_rp_message_req_pages(mis, page->rb, page->start, !more);
 }
 
-bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
-                         ram_addr_t start, const PostcopyFault *fault)
+bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
+                         const PostcopyFault *fault)
 {
     PostcopyPageState state;
 
-    state = postcopy_request_begin(mis->page_requests, rb, start,
-                                   rb->host + start, fault);
-    trace_postcopy_fault_uffd(qemu_ram_get_idstr(rb), start, state);
-    if (state == POSTCOPY_PAGE_ASK) {
-        /* If the source cannot be asked, recovery asks */
-        ask(mis, rb, start, fault->more);
+    state = postcopy_request_begin(mis->page_requests, page, fault);
+    trace_postcopy_fault_uffd(qemu_ram_get_idstr(page->rb), page->start, state);
+    if (state == POSTCOPY_PAGE_REQUEST) {
+        /* If it cannot be sent, recovery sends it */
+        postcopy_fault_request(mis, page, fault->more);
     }
     return state == POSTCOPY_PAGE_RECEIVED;
 }
@@ -147,42 +148,40 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
  * The page was received but KVM cannot map it: read-only in the host's page
  * table (zero page, KSM), swapped out, or it came since the exit.
  */
-static int populate(CPUState *cpu, VCPUFault *vf, RAMBlock *rb,
-                    ram_addr_t start)
+static int postcopy_fault_populate(CPUState *cpu, PostcopyFaultVCPU *vf,
+                                   const PostcopyPage *page)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
-    size_t size = qemu_ram_pagesize(rb);
-    void *host = rb->host + start;
+    const char *idstr = qemu_ram_get_idstr(page->rb);
+    PostcopyPage run = *page;
     int64_t now = get_clock();
 
-    if (vf->populated != host ||
+    if (vf->populated != page->host ||
         now - vf->populated_since > NANOSECONDS_PER_SECOND) {
-        vf->populated = host;
+        vf->populated = page->host;
         vf->populated_since = now;
         vf->repeats = 0;
     } else if (++vf->repeats > POPULATE_RETRIES) {
         error_report("vCPU %d: KVM exits again and again for a page that is "
                      "present: %s offset 0x" RAM_ADDR_FMT,
-                     cpu->cpu_index, qemu_ram_get_idstr(rb), start);
+                     cpu->cpu_index, idstr, page->start);
         return -1;
     }
 
-    trace_postcopy_fault_populate(cpu->cpu_index, qemu_ram_get_idstr(rb),
-                                  start);
-    postcopy_requests_run(mis->page_requests, rb, rb->postcopy_length,
-                          POPULATE_WINDOW, &start, &size);
-    if (qemu_madvise(rb->host + start, size, QEMU_MADV_POPULATE_WRITE) &&
+    trace_postcopy_fault_populate(cpu->cpu_index, idstr, page->start);
+    postcopy_requests_run(mis->page_requests, &run, page->rb->postcopy_length,
+                          POPULATE_WINDOW);
+    if (qemu_madvise(run.host, run.size, QEMU_MADV_POPULATE_WRITE) &&
         errno != EAGAIN && errno != EINTR) {
         error_report("vCPU %d: cannot populate %s offset 0x" RAM_ADDR_FMT
-                     ": %s", cpu->cpu_index, qemu_ram_get_idstr(rb), start,
+                     ": %s", cpu->cpu_index, idstr, run.start,
                      strerror(errno));
         return -1;
     }
     return 1;
 }
 
-PostcopyPageState postcopy_fault_begin(CPUState *cpu, RAMBlock *rb,
-                                       ram_addr_t start,
+PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
                                        PostcopyWaiter *waiter)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
@@ -193,41 +192,40 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, RAMBlock *rb,
     };
     PostcopyPageState state;
 
-    state = postcopy_request_begin(mis->page_requests, rb, start,
-                                   rb->host + start, &fault);
-    trace_postcopy_fault_exit(cpu->cpu_index, qemu_ram_get_idstr(rb), start,
-                              state);
+    state = postcopy_request_begin(mis->page_requests, page, &fault);
+    trace_postcopy_fault_exit(cpu->cpu_index, qemu_ram_get_idstr(page->rb),
+                              page->start, state);
     if (state == POSTCOPY_PAGE_RECEIVED) {
         return state;
     }
     migration_inject_hold("postcopy-exit");
-    if (state == POSTCOPY_PAGE_ASK) {
+    if (state == POSTCOPY_PAGE_REQUEST) {
         /*
-         * If the source cannot be asked, the wait lasts until recovery asks.
-         * The socket cannot fill up, since a vCPU asks for few pages at a time.
+         * If it cannot be sent, the wait lasts until recovery sends it.  The
+         * socket cannot fill up, since a vCPU requests few pages at a time.
          */
-        ask(mis, rb, start, false);
+        postcopy_fault_request(mis, page, false);
     }
     return state;
 }
 
-static int wait_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t start)
+static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
-    VCPUFault *vf = &vcpu_faults[cpu->cpu_index];
+    PostcopyFaultVCPU *vf = &mis->fault_vcpus[cpu->cpu_index];
     PostcopyPageState state;
     bool placed;
 
-    state = postcopy_fault_begin(cpu, rb, start, &vf->waiter);
+    state = postcopy_fault_begin(cpu, page, &vf->waiter);
     if (state == POSTCOPY_PAGE_RECEIVED) {
-        return populate(cpu, vf, rb, start);
+        return postcopy_fault_populate(cpu, vf, page);
     }
 
     vf->populated = NULL;
 
     /*
      * Pairs with cpus_kick_thread(), which sets thread_kicked before
-     * exit_kick() is called: either this sees the kick, or exit_kick() comes
+     * postcopy_fault_kick() is called: either this sees the kick, or that comes
      * after the waiter was reset.
      */
     if (qatomic_read(&cpu->thread_kicked)) {
@@ -243,32 +241,34 @@ static int wait_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t start)
     return placed;
 }
 
-static int exit_fault(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
+static int postcopy_fault_exit(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
 {
-    ram_addr_t start = ROUND_DOWN(offset, qemu_ram_pagesize(rb));
+    PostcopyPage page = postcopy_page(rb, offset);
 
-    switch (fault_hooks ? fault_hooks->fault(cpu, &rb, &start)
-                        : POSTCOPY_FAULT_WAIT) {
+    switch (postcopy_fault_hooks ? postcopy_fault_hooks->fault(cpu, &page)
+                                 : POSTCOPY_FAULT_WAIT) {
     case POSTCOPY_FAULT_ENTER:
         return 0;
     case POSTCOPY_FAULT_WAIT_FOR_ANOTHER:
-        return MIN(wait_fault(cpu, rb, start), 0);
+        return MIN(postcopy_fault_wait(cpu, &page), 0);
     default:
-        return wait_fault(cpu, rb, start);
+        return postcopy_fault_wait(cpu, &page);
     }
 }
 
-static void exit_kick(CPUState *cpu)
+static void postcopy_fault_kick(CPUState *cpu)
 {
-    postcopy_waiter_kick(&vcpu_faults[cpu->cpu_index].waiter);
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    postcopy_waiter_kick(&mis->fault_vcpus[cpu->cpu_index].waiter);
 }
 
-static const KVMMissingOps missing_ops = {
-    .fault = exit_fault,
-    .kick = exit_kick,
+static const KVMMissingOps postcopy_fault_missing_ops = {
+    .fault = postcopy_fault_exit,
+    .kick = postcopy_fault_kick,
 };
 
-static bool exits_available(Error **errp)
+static bool postcopy_fault_exits_available(Error **errp)
 {
     if (!kvm_exit_on_missing_available(errp)) {
         return false;
@@ -289,7 +289,7 @@ bool postcopy_fault_exits_check(Error **errp)
 
     /* Here also for "auto": the blackout has no time for the first look */
     if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF ||
-        exits_available(&err) ||
+        postcopy_fault_exits_available(&err) ||
         migrate_postcopy_fault_exits() == ON_OFF_AUTO_AUTO) {
         return true;
     }
@@ -300,7 +300,7 @@ bool postcopy_fault_exits_check(Error **errp)
     return false;
 }
 
-static void exits_enable(void)
+static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
 {
     g_autoptr(Error) err = NULL;
 
@@ -308,34 +308,34 @@ static void exits_enable(void)
         trace_postcopy_fault_exits_off("parameter");
         return;
     }
-    if (!exits_available(&err)) {
+    if (!postcopy_fault_exits_available(&err)) {
         trace_postcopy_fault_exits_off(error_get_pretty(err));
         return;
     }
 
-    if (!vcpu_faults) {
+    if (!mis->fault_vcpus) {
         unsigned max_cpus = MACHINE(qdev_get_machine())->smp.max_cpus;
 
-        vcpu_faults = g_new0(VCPUFault, max_cpus);
+        mis->fault_vcpus = g_new0(PostcopyFaultVCPU, max_cpus);
         for (unsigned i = 0; i < max_cpus; i++) {
-            postcopy_waiter_init(&vcpu_faults[i].waiter);
+            postcopy_waiter_init(&mis->fault_vcpus[i].waiter);
         }
     }
-    if (!kvm_exit_on_missing_enable(&missing_ops, &err)) {
+    if (!kvm_exit_on_missing_enable(&postcopy_fault_missing_ops, &err)) {
         /* The guest has left the source: go on without */
         warn_reportf_err(g_steal_pointer(&err),
                          "postcopy uses userfaultfd alone: ");
         return;
     }
-    if (fault_hooks) {
-        fault_hooks->start();
+    if (postcopy_fault_hooks) {
+        postcopy_fault_hooks->start();
     }
 }
 
 void postcopy_fault_start(MigrationIncomingState *mis)
 {
     postcopy_requests_start(mis->page_requests);
-    exits_enable();
+    postcopy_fault_exits_enable(mis);
     postcopy_watch_start(mis);
 }
 
@@ -351,8 +351,8 @@ void postcopy_fault_end(MigrationIncomingState *mis)
      * comes is there until userfaultfd lets go of the memory.
      */
     kvm_exit_on_missing_disable();
-    if (fault_hooks) {
-        fault_hooks->stop();
+    if (postcopy_fault_hooks) {
+        postcopy_fault_hooks->stop();
     }
 }
 
@@ -369,12 +369,12 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
     }
     list = postcopy_requests_list(mis->page_requests);
     for (guint i = 0; i < list->len; i++) {
-        PostcopyRequested *page = &g_array_index(list, PostcopyRequested, i);
+        PostcopyPage *page = &g_array_index(list, PostcopyPage, i);
         const char *idstr = qemu_ram_get_idstr(page->rb);
 
-        if (ask(mis, page->rb, page->start, false)) {
-            /* Broken once more; the next recovery will ask */
-            error_report("postcopy: cannot ask again for %s offset 0x"
+        if (postcopy_fault_request(mis, page, false)) {
+            /* Broken once more; the next recovery sends it */
+            error_report("postcopy: cannot request again %s offset 0x"
                          RAM_ADDR_FMT, idstr, page->start);
             return;
         }
@@ -382,7 +382,7 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
     }
 }
 
-static bool channel_is_broken(MigrationIncomingState *mis)
+static bool postcopy_fault_channel_is_broken(MigrationIncomingState *mis)
 {
     QEMU_LOCK_GUARD(&mis->rp_mutex);
     return qemu_file_get_error(mis->from_src_file) ||
@@ -393,12 +393,12 @@ static bool channel_is_broken(MigrationIncomingState *mis)
  * Pages come in order where there is one channel: what has not come by its end
  * will not come.  Discarded ones are placed by the thread that misses them.
  */
-static bool source_has_withheld(MigrationIncomingState *mis)
+static bool postcopy_fault_is_withheld(MigrationIncomingState *mis)
 {
     g_autoptr(GArray) list = postcopy_requests_list(mis->page_requests);
 
     for (guint i = 0; i < list->len; i++) {
-        PostcopyRequested *page = &g_array_index(list, PostcopyRequested, i);
+        PostcopyPage *page = &g_array_index(list, PostcopyPage, i);
 
         if (!ramblock_page_is_discarded(page->rb, page->start)) {
             error_report("postcopy: the source has ended the stream without "
@@ -426,8 +426,8 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
     }
     migration_inject_hold("postcopy-eof");
     while (!postcopy_requests_wait_empty(mis->page_requests, END_LOOK_MS)) {
-        if (channel_is_broken(mis) ||
-            (!migrate_postcopy_preempt() && source_has_withheld(mis))) {
+        if (postcopy_fault_channel_is_broken(mis) ||
+            (!migrate_postcopy_preempt() && postcopy_fault_is_withheld(mis))) {
             return -EIO;
         }
     }
@@ -443,7 +443,8 @@ void postcopy_fault_channel_broken(MigrationIncomingState *mis)
     }
 }
 
-static void fill_latencies(MigrationInfo *info, const PostcopyMeter *meter)
+static void postcopy_fault_fill_latencies(MigrationInfo *info,
+                                          const PostcopyMeter *meter)
 {
     uint64List **dist = &info->postcopy_latency_dist;
     uint64List **vcpus = &info->postcopy_vcpu_latency;
@@ -493,16 +494,16 @@ void postcopy_fault_fill_info(MigrationInfo *info)
     stats->awaited = postcopy_requests_outstanding(mis->page_requests, &oldest);
     if (stats->awaited) {
         stats->oldest = g_new0(PostcopyAwaitedPage, 1);
-        stats->oldest->ramblock = g_strdup(qemu_ram_get_idstr(oldest.rb));
-        stats->oldest->offset = oldest.start;
+        stats->oldest->ramblock = g_strdup(qemu_ram_get_idstr(oldest.page.rb));
+        stats->oldest->offset = oldest.page.start;
         stats->oldest->wait_ms = oldest.age_ns / SCALE_MS;
     }
     info->postcopy_faults = stats;
-    if (fault_hooks) {
-        fault_hooks->fill_info(info);
+    if (postcopy_fault_hooks) {
+        postcopy_fault_hooks->fill_info(info);
     }
 
     postcopy_requests_meter(mis->page_requests, &meter);
-    fill_latencies(info, &meter);
+    postcopy_fault_fill_latencies(info, &meter);
     postcopy_meter_destroy(&meter);
 }

@@ -21,12 +21,15 @@ void postcopy_fault_init(MigrationIncomingState *mis);
  */
 bool postcopy_fault_exits_check(Error **errp);
 
+/* The host page of @rb with the byte at @offset */
+PostcopyPage postcopy_page(RAMBlock *rb, ram_addr_t offset);
+
 typedef enum PostcopyFaultResult {
     /* The vCPU has to wait for the page */
     POSTCOPY_FAULT_WAIT,
     /*
-     * The vCPU has to wait for another page, to which the arguments were
-     * changed, before it enters the guest and faults again
+     * The vCPU has to wait for another page, to which the argument was changed,
+     * before it enters the guest and faults again
      */
     POSTCOPY_FAULT_WAIT_FOR_ANOTHER,
     /* Enter the guest */
@@ -42,11 +45,10 @@ typedef struct PostcopyFaultHooks {
     void (*start)(void);
     void (*stop)(void);
     /*
-     * @cpu has left KVM_RUN since the page at *@start in *@rb is missing.  In
-     * the vCPU's thread, without the BQL.
+     * @cpu has left KVM_RUN since @page is missing.  In the vCPU's thread,
+     * without the BQL.
      */
-    PostcopyFaultResult (*fault)(CPUState *cpu, RAMBlock **rb,
-                                 ram_addr_t *start);
+    PostcopyFaultResult (*fault)(CPUState *cpu, PostcopyPage *page);
     /* For query-migrate */
     void (*fill_info)(MigrationInfo *info);
 } PostcopyFaultHooks;
@@ -67,23 +69,23 @@ void postcopy_fault_end(MigrationIncomingState *mis);
 /**
  * postcopy_fault_uffd: a page was missed by a thread that waits in the kernel
  *
- * Asks for the host page at @start in @rb if nobody has.  @fault tells by whom
- * it is missed.  Returns true if the page is there already: nobody else will
- * wake the thread then.
+ * Requests the page if it was not requested.  @fault tells by whom it is
+ * missed.  Returns true if the page is there already: nobody else will wake the
+ * thread then.
  */
-bool postcopy_fault_uffd(MigrationIncomingState *mis, RAMBlock *rb,
-                         ram_addr_t start, const PostcopyFault *fault);
+bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
+                         const PostcopyFault *fault);
 
 /*
- * A vCPU has missed a page: ask for it if nobody has.  @waiter is woken, or
- * called, when it has come, unless the answer is POSTCOPY_PAGE_RECEIVED.
+ * A vCPU has missed a page: request it if it was not requested.  @waiter is
+ * woken, or called, when it has been received, unless the answer is
+ * POSTCOPY_PAGE_RECEIVED.
  */
-PostcopyPageState postcopy_fault_begin(CPUState *cpu, RAMBlock *rb,
-                                       ram_addr_t start,
+PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
                                        PostcopyWaiter *waiter);
 
 /*
- * The source has resumed: let requests pass again, and ask again for all that
+ * The source has resumed: let requests pass again, and request anew all that
  * is outstanding
  */
 void postcopy_fault_ask_again(MigrationIncomingState *mis);

@@ -11,7 +11,8 @@
 /* Width of the longest bar */
 #define BAR 40
 
-static void print_latencies(Monitor *mon, const MigrationInfo *info)
+static void postcopy_hmp_print_latencies(Monitor *mon,
+                                         const MigrationInfo *info)
 {
     uint64List *l;
     uint64_t most = 0;
@@ -64,5 +65,5 @@ void postcopy_hmp_print(Monitor *mon, const MigrationInfo *info)
                        "\n", s->oldest->wait_ms, s->oldest->ramblock,
                        s->oldest->offset);
     }
-    print_latencies(mon, info);
+    postcopy_hmp_print_latencies(mon, info);
 }

@@ -9,6 +9,7 @@
 #include <linux/mempolicy.h>
 #include <linux/userfaultfd.h>
 #include <sys/syscall.h>
+#include "qapi/error.h"
 #include "qemu/atomic.h"
 #include "qemu/bitops.h"
 #include "qemu/madvise.h"
@@ -25,51 +26,49 @@
 /* What Linux can be built for */
 #define MAX_NODES 1024
 
-/* Blocks with a mirror; constant while the thread runs */
-static GPtrArray *blocks;
-static QemuThread thread;
-static bool running;
-static bool quit;                   /* atomic */
-
-/* Why @rb cannot have a mirror, or NULL */
-static const char *obstacle(RAMBlock *rb, bool shared)
+static bool postcopy_mirror_possible(RAMBlock *rb, bool shared, Error **errp)
 {
     uint64_t features, needed;
 
     if (!qemu_ram_is_shared(rb) || rb->fd < 0) {
-        return "not shared, or without a file";
+        error_setg(errp, "not shared, or without a file");
+        return false;
     }
     /*
-     * The copy of a small page costs less than what avoids it: memory got and
-     * cleared beforehand, and one more system call to read the page alone.
+     * The copy of a small page costs less than what avoids it: to allocate and
+     * clear it beforehand, and one more system call to read the page alone.
      */
     if (qemu_ram_pagesize(rb) == qemu_target_page_size()) {
-        return "no huge pages";
+        error_setg(errp, "no huge pages");
+        return false;
     }
     /*
      * Another process maps the file without MINOR: it would see a page that
      * is not complete.
      */
     if (shared) {
-        return "other processes take part in postcopy";
+        error_setg(errp, "other processes take part in postcopy");
+        return false;
     }
     needed = qemu_ram_pagesize(rb) == qemu_real_host_page_size()
              ? UFFD_FEATURE_MINOR_SHMEM : UFFD_FEATURE_MINOR_HUGETLBFS;
     if (uffd_query_features(&features) || !(features & needed)) {
-        return "userfaultfd without minor faults for such memory";
+        error_setg(errp, "userfaultfd without minor faults for such memory");
+        return false;
     }
     /* For postcopy_mirror_populate(); no length: just the question */
     if (qemu_madvise(rb->host, 0, QEMU_MADV_POPULATE_WRITE)) {
-        return "no MADV_POPULATE_WRITE";
+        error_setg(errp, "no MADV_POPULATE_WRITE");
+        return false;
     }
-    return NULL;
+    return true;
 }
 
 /*
  * hugetlbfs has a policy for each mapping, not for the file, and memory is
  * allocated through the mirror.  Returns 0, or negative errno.
  */
-static int copy_policy(void *mirror, void *host, size_t size)
+static int postcopy_mirror_copy_policy(void *mirror, void *host, size_t size)
 {
     unsigned long nodes[BITS_TO_LONGS(MAX_NODES)];
     int mode;
@@ -86,52 +85,60 @@ static int copy_policy(void *mirror, void *host, size_t size)
     return 0;
 }
 
-uint64_t postcopy_mirror_open(RAMBlock *rb, bool shared)
+static void *postcopy_mirror_map(RAMBlock *rb, bool shared, Error **errp)
 {
-    const char *why = obstacle(rb, shared);
     size_t size = rb->postcopy_length;
     void *mirror;
     int ret;
 
-    if (why) {
-        goto none;
+    if (!postcopy_mirror_possible(rb, shared, errp)) {
+        return NULL;
     }
     mirror = mmap(NULL, size, PROT_READ | PROT_WRITE,
                   MAP_SHARED | (rb->flags & RAM_NORESERVE ? MAP_NORESERVE : 0),
                   rb->fd, rb->fd_offset);
     if (mirror == MAP_FAILED) {
-        why = strerror(errno);
-        goto none;
+        error_setg_errno(errp, errno, "no second mapping");
+        return NULL;
     }
-    ret = copy_policy(mirror, rb->host, size);
+    ret = postcopy_mirror_copy_policy(mirror, rb->host, size);
     if (ret) {
         munmap(mirror, size);
-        why = strerror(-ret);
-        goto none;
+        error_setg_errno(errp, -ret, "no NUMA policy for it");
+        return NULL;
+    }
+    return mirror;
+}
+
+uint64_t postcopy_mirror_open(PostcopyMirrors *m, RAMBlock *rb, bool shared)
+{
+    g_autoptr(Error) err = NULL;
+    void *mirror = postcopy_mirror_map(rb, shared, &err);
+
+    if (!mirror) {
+        trace_postcopy_no_mirror(rb->idstr, error_get_pretty(err));
+        return 0;
     }
     rb->postcopy_mirror = mirror;
-    if (!blocks) {
-        blocks = g_ptr_array_new();
+    if (!m->blocks) {
+        m->blocks = g_ptr_array_new();
     }
-    g_ptr_array_add(blocks, rb);
+    g_ptr_array_add(m->blocks, rb);
     trace_postcopy_mirror(rb->idstr, mirror);
     return UFFDIO_REGISTER_MODE_MINOR;
-
-none:
-    trace_postcopy_no_mirror(rb->idstr, why);
-    return 0;
 }
 
 /*
- * Beside those who receive pages: to get memory for one that somebody else has
- * got changes nothing.
+ * Beside the threads that receive pages: to allocate one that is allocated
+ * changes nothing.
  */
-static void *get_memory(void *opaque)
+static void *postcopy_mirror_thread(void *opaque)
 {
+    PostcopyMirrors *m = opaque;
     int ret = 0;
 
-    for (guint i = 0; i < blocks->len && !ret; i++) {
-        RAMBlock *rb = g_ptr_array_index(blocks, i);
+    for (guint i = 0; i < m->blocks->len && !ret; i++) {
+        RAMBlock *rb = g_ptr_array_index(m->blocks, i);
         size_t size = qemu_ram_pagesize(rb);
         ram_addr_t start = 0;
 
@@ -139,34 +146,34 @@ static void *get_memory(void *opaque)
         if (rb->mr && memory_region_has_ram_discard_manager(rb->mr)) {
             continue;
         }
-        while (start < rb->postcopy_length && !ret && !qatomic_read(&quit)) {
+        while (start < rb->postcopy_length && !ret && !qatomic_read(&m->quit)) {
             ret = postcopy_mirror_populate(rb->postcopy_mirror + start, size);
             start += size;
         }
-        /* An error is reported by who receives a page without memory */
+        /* The thread that receives a page without memory reports an error */
         trace_postcopy_mirror_memory(rb->idstr, start, ret);
     }
     return NULL;
 }
 
-void postcopy_mirrors_start(void)
+void postcopy_mirrors_start(PostcopyMirrors *m)
 {
-    if (blocks) {
-        qatomic_set(&quit, false);
-        qemu_thread_create(&thread, MIGRATION_THREAD_DST_MEMORY, get_memory,
-                           NULL, QEMU_THREAD_JOINABLE);
-        running = true;
+    if (m->blocks) {
+        qatomic_set(&m->quit, false);
+        qemu_thread_create(&m->thread, MIGRATION_THREAD_DST_MEMORY,
+                           postcopy_mirror_thread, m, QEMU_THREAD_JOINABLE);
+        m->running = true;
     }
 }
 
-void postcopy_mirrors_stop(void)
+void postcopy_mirrors_stop(PostcopyMirrors *m)
 {
-    if (running) {
-        qatomic_set(&quit, true);
-        qemu_thread_join(&thread);
-        running = false;
+    if (m->running) {
+        qatomic_set(&m->quit, true);
+        qemu_thread_join(&m->thread);
+        m->running = false;
     }
-    g_clear_pointer(&blocks, g_ptr_array_unref);
+    g_clear_pointer(&m->blocks, g_ptr_array_unref);
 }
 
 void postcopy_mirror_close(RAMBlock *rb)

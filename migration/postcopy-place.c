@@ -20,7 +20,8 @@
  * negated if there were none.  linux/userfaultfd.h: the kernel leaves either
  * in the field, and EAGAIN in errno if only a part was done.
  */
-static int64_t try_copy(int ufd, void *host, void *from, size_t size, bool wake)
+static int64_t postcopy_try_copy(int ufd, void *host, void *from, size_t size,
+                                 bool wake)
 {
     struct uffdio_copy copy = {
         .dst = (uintptr_t)host,
@@ -33,7 +34,7 @@ static int64_t try_copy(int ufd, void *host, void *from, size_t size, bool wake)
                                                             : copy.copy;
 }
 
-static int64_t try_zero(int ufd, void *host, size_t size, bool wake)
+static int64_t postcopy_try_zero(int ufd, void *host, size_t size, bool wake)
 {
     struct uffdio_zeropage zero = {
         .range = { .start = (uintptr_t)host, .len = size },
@@ -44,7 +45,8 @@ static int64_t try_zero(int ufd, void *host, size_t size, bool wake)
            ? -errno : zero.zeropage;
 }
 
-static int64_t try_continue(int ufd, void *host, size_t size, bool wake)
+static int64_t postcopy_try_continue(int ufd, void *host, size_t size,
+                                     bool wake)
 {
     struct uffdio_continue cont = {
         .range = { .start = (uintptr_t)host, .len = size },
@@ -55,18 +57,20 @@ static int64_t try_continue(int ufd, void *host, size_t size, bool wake)
            ? -errno : cont.mapped;
 }
 
-int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
-                   ram_addr_t start, void *host, void *from, size_t size,
-                   bool wake)
+int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
+                   void *from, bool wake)
 {
     /*
-     * @wake: most pages come without having been waited for, and waking nobody
-     * costs a lock that all faults of this process share.  What makes this
-     * safe is told at postcopy_request_complete().
+     * @wake: most pages are received before anybody waits for them, and to wake
+     * nobody costs a lock that all faults of this process share.
+     * postcopy_request_complete() says why that is safe.
      */
-    void *mirror = postcopy_mirror(rb, start);
+    void *mirror = postcopy_mirror(page->rb, page->start);
     PostcopyPlaceMethod method = POSTCOPY_PLACE_COPY;
+    size_t size = page->size;
+    void *host = page->host;
     bool waits;
+
     for (size_t done = 0; done < size;) {
         int64_t ret;
 
@@ -74,12 +78,13 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
             ret = -ENOMEM;
         } else if (from && from == mirror) {
             method = POSTCOPY_PLACE_CONTINUE;
-            ret = try_continue(ufd, host + done, size - done, wake);
+            ret = postcopy_try_continue(ufd, host + done, size - done, wake);
         } else if (from) {
-            ret = try_copy(ufd, host + done, from + done, size - done, wake);
+            ret = postcopy_try_copy(ufd, host + done, from + done, size - done,
+                                    wake);
         } else {
             method = POSTCOPY_PLACE_ZERO;
-            ret = try_zero(ufd, host + done, size - done, wake);
+            ret = postcopy_try_zero(ufd, host + done, size - done, wake);
         }
         if (ret == -EAGAIN) {
             continue;       /* the address space is being changed */
@@ -110,17 +115,18 @@ int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
         }
         if (ret < 0) {
             error_report("postcopy: cannot place the page at offset 0x"
-                         RAM_ADDR_FMT " of %s: %s", start,
-                         qemu_ram_get_idstr(rb), strerror(-ret));
+                         RAM_ADDR_FMT " of %s: %s", page->start,
+                         qemu_ram_get_idstr(page->rb), strerror(-ret));
             return ret;
         }
         done += ret;
     }
 
-    waits = postcopy_request_complete(r, rb, start, host, method, size, wake);
+    waits = postcopy_request_complete(r, page, method, wake);
     if (waits && !wake) {
         uffd_wakeup(ufd, host, size);
     }
-    trace_postcopy_place(qemu_ram_get_idstr(rb), start, method, waits, wake);
+    trace_postcopy_place(qemu_ram_get_idstr(page->rb), page->start, method,
+                         waits, wake);
     return 0;
 }

@@ -13,12 +13,9 @@
  * postcopy_place: make a host page of RAM appear, and wake who waits for it
  *
  * @ufd: the userfaultfd with which the page is registered
- * @start: byte offset of the page in @rb
- * @host: its address
  * @from: its content; NULL for zeros, where the kernel has UFFDIO_ZEROPAGE for
  *     such memory; the page's own address in the mirror (postcopy-mirror.h),
  *     if it was filled there
- * @size: of the host page in bytes
  * @wake: wake who waits in userfaultfd with the placement; what
  *     postcopy_request_claim() said
  *
@@ -30,8 +27,7 @@
  * EAGAIN of the kernel is tried again, from where it stopped.
  * Any thread, no locks needed.
  */
-int postcopy_place(PostcopyRequests *r, int ufd, RAMBlock *rb,
-                   ram_addr_t start, void *host, void *from, size_t size,
-                   bool wake);
+int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
+                   void *from, bool wake);
 
 #endif

@@ -7,6 +7,7 @@
 #include "qemu/osdep.h"
 #include "qemu/error-report.h"
 #include "exec/ramblock.h"
+#include "postcopy-fault.h"
 #include "postcopy-mirror.h"
 #include "postcopy-place.h"
 #include "postcopy-ram.h"
@@ -14,30 +15,29 @@
 #include "postcopy-request.h"
 #include "trace.h"
 
-int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
+int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                            RAMBlock *rb)
 {
-    ram_addr_t start = page->host_addr - (void *)rb->host;
-    void *mirror = postcopy_mirror(rb, start);
+    PostcopyPage page = postcopy_page(rb, tmp->host_addr - (void *)rb->host);
+    void *mirror = postcopy_mirror(rb, page.start);
     int ret;
 
-    page->buffer = page->tmp_huge_page;
-    page->drop = !postcopy_request_claim(mis->page_requests, rb, start,
-                                         page->host_addr, &page->wake,
-                                         &page->writable);
-    if (page->drop) {
+    tmp->buffer = tmp->tmp_huge_page;
+    tmp->drop = !postcopy_request_claim(mis->page_requests, &page, &tmp->wake,
+                                        &tmp->writable);
+    if (tmp->drop) {
         /* The guest uses the page, or the other channel fills it: hands off */
-        trace_postcopy_receive_twice(rb->idstr, start);
+        trace_postcopy_receive_twice(rb->idstr, page.start);
         return 0;
     }
     if (!mirror) {
         return 0;
     }
-    page->buffer = mirror;
-    ret = postcopy_mirror_populate(mirror, qemu_ram_pagesize(rb));
+    tmp->buffer = mirror;
+    ret = postcopy_mirror_populate(mirror, page.size);
     if (ret) {
         error_report("postcopy: no memory for the page at offset 0x"
-                     RAM_ADDR_FMT " of %s: %s", start, rb->idstr,
+                     RAM_ADDR_FMT " of %s: %s", page.start, rb->idstr,
                      strerror(-ret));
     }
     return ret;
@@ -48,40 +48,39 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
  * @writable: the kernel maps its zero page read-only, which a vCPU that waits
  *     would leave KVM_RUN for once more
  */
-static int place(MigrationIncomingState *mis, RAMBlock *rb, ram_addr_t start,
-                 void *from, bool wake, bool writable)
+static int postcopy_receive_place(MigrationIncomingState *mis,
+                                  const PostcopyPage *page, void *from,
+                                  bool wake, bool writable)
 {
-    void *host = rb->host + start;
     int ret;
 
-    if (!from && (writable || !qemu_ram_is_uf_zeroable(rb))) {
+    if (!from && (writable || !qemu_ram_is_uf_zeroable(page->rb))) {
         from = mis->postcopy_tmp_zero_page;
     }
-    ret = postcopy_place(mis->page_requests, mis->userfault_fd, rb, start, host,
-                         from, qemu_ram_pagesize(rb), wake);
+    ret = postcopy_place(mis->page_requests, mis->userfault_fd, page, from,
+                         wake);
     if (ret) {
-        postcopy_request_unclaim(mis->page_requests, host);
+        postcopy_request_unclaim(mis->page_requests, page);
         return ret;
     }
-    return postcopy_notify_shared_wake(rb, start);
+    return postcopy_notify_shared_wake(page->rb, page->start);
 }
 
-int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
+int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                          RAMBlock *rb, void *data)
 {
-    ram_addr_t start = page->host_addr - (void *)rb->host;
+    PostcopyPage page = postcopy_page(rb, tmp->host_addr - (void *)rb->host);
 
-    if (page->drop) {
+    if (tmp->drop) {
         return 0;
     }
-    if (page->all_zero && !postcopy_mirror(rb, start)) {
+    if (tmp->all_zero && !postcopy_mirror(rb, page.start)) {
         data = NULL;
     }
-    return place(mis, rb, start, data, page->wake, page->writable);
+    return postcopy_receive_place(mis, &page, data, tmp->wake, tmp->writable);
 }
 
-int postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
-                          ram_addr_t start)
+int postcopy_receive_zero(MigrationIncomingState *mis, const PostcopyPage *page)
 {
     bool wake, writable;
     int ret = 0;
@@ -89,9 +88,8 @@ int postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
     if (!postcopy_requests_enter(mis->page_requests)) {
         return 0;
     }
-    if (postcopy_request_claim(mis->page_requests, rb, start, rb->host + start,
-                               &wake, &writable)) {
-        ret = place(mis, rb, start, NULL, wake, writable);
+    if (postcopy_request_claim(mis->page_requests, page, &wake, &writable)) {
+        ret = postcopy_receive_place(mis, page, NULL, wake, writable);
     }
     postcopy_requests_leave(mis->page_requests);
     return ret;

@@ -8,37 +8,38 @@
 #define MIGRATION_POSTCOPY_RECEIVE_H
 
 #include "migration.h"
+#include "postcopy-request.h"
 
 /**
  * postcopy_receive_begin: the first part of a host page has been announced
  *
- * @page: of the channel, with host_addr set
+ * @tmp: of the channel, with host_addr set
  *
- * Sets page->buffer, where its parts go: the page itself in the second mapping
- * that shared huge pages have, or the temporary page of the channel.  Called by the
- * channel's thread, no locks needed.  Returns 0, or negative errno after it
+ * Sets tmp->buffer, where its parts go: the page itself in the second mapping
+ * that shared huge pages have, or the temporary page of the channel.  Called by
+ * the channel's thread, no locks needed.  Returns 0, or negative errno after it
  * has reported the error; the page can be sent again.
  */
-int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *page,
+int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                            RAMBlock *rb);
 
 /**
  * postcopy_receive_end: all parts have come; make the page visible
  *
- * @data: the page's content; page->buffer, or that of the QEMUFile
+ * @data: the page's content; tmp->buffer, or that of the QEMUFile
  *
  * Returns 0, or negative errno after it has reported the error.
  */
-int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *page,
+int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                          RAMBlock *rb, void *data);
 
 /*
- * A page that is never sent was missed: place zeros, unless somebody does so
+ * A page that is never sent was missed: place zeros, unless another thread does
  * or has.  Any thread, no locks needed.  Returns 0, or negative errno after it
  * has reported the error; the page can be placed later.
  */
-int postcopy_receive_zero(MigrationIncomingState *mis, RAMBlock *rb,
-                          ram_addr_t start);
+int postcopy_receive_zero(MigrationIncomingState *mis,
+                          const PostcopyPage *page);
 
 /*
  * The connection is broken: pages of which only a part has come will be sent

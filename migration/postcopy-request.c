@@ -11,24 +11,23 @@
 #include "postcopy-request.h"
 
 /* One thread that misses a page */
-typedef struct Wait {
-    QSLIST_ENTRY(Wait) next;
+typedef struct PostcopyWait {
+    QSLIST_ENTRY(PostcopyWait) next;
     int cpu;
     uint32_t tid;
     int64_t since;
     /* Of a vCPU that is in postcopy_request_wait() or on its way; or NULL */
     PostcopyWaiter *waiter;
-} Wait;
+} PostcopyWait;
 
-typedef struct Request {
-    QSLIST_ENTRY(Request) next_free;
-    RAMBlock *rb;
-    ram_addr_t start;
+typedef struct PostcopyRequest {
+    QSLIST_ENTRY(PostcopyRequest) next_free;
+    PostcopyPage page;
     int64_t since;
-    QSLIST_HEAD(, Wait) waits;
+    QSLIST_HEAD(, PostcopyWait) waits;
     /* A thread waits in userfaultfd */
     bool uffd;
-} Request;
+} PostcopyRequest;
 
 struct PostcopyRequests {
     const PostcopyRequestOps *ops;
@@ -36,59 +35,60 @@ struct PostcopyRequests {
     /* Protects everything below, and received bits of pages while active */
     QemuMutex lock;
     bool active;
-    /* Host page (in this process) -> Request */
+    /* Address of a host page -> PostcopyRequest */
     GHashTable *pages;
-    /* Host pages that somebody places: about one for each channel */
+    /* Addresses of pages that are being placed: about one for each channel */
     GPtrArray *claims;
-    /* Threads between postcopy_requests_enter() and postcopy_requests_leave() */
+    /* Threads between postcopy_requests_enter() and _leave() */
     unsigned inside;
     /* The last entry of pages has gone, or the last thread inside */
     QemuCond empty;
     /*
-     * Not in use, so that a fault allocates no memory.  A Request is not part
+     * Not in use, so that a fault allocates no memory.  A request is not part
      * of its first waiter: that vCPU may be kicked, and miss another page.
      */
-    QSLIST_HEAD(, Request) free_requests;
-    QSLIST_HEAD(, Wait) free_waits;
+    QSLIST_HEAD(, PostcopyRequest) free_requests;
+    QSLIST_HEAD(, PostcopyWait) free_waits;
     PostcopyRequestCounts counts;
     PostcopyMeter meter;
 };
 
-typedef QSLIST_HEAD(, PostcopyWaiter) WaiterList;
+typedef QSLIST_HEAD(, PostcopyWaiter) PostcopyWaiterList;
 
-static Request *request_new(PostcopyRequests *r, RAMBlock *rb,
-                            ram_addr_t start)
+static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
+                                    const PostcopyPage *page)
 {
-    Request *req = QSLIST_FIRST(&r->free_requests);
+    PostcopyRequest *req = QSLIST_FIRST(&r->free_requests);
 
     if (req) {
         QSLIST_REMOVE_HEAD(&r->free_requests, next_free);
     } else {
-        req = g_new(Request, 1);
+        req = g_new(PostcopyRequest, 1);
     }
-    *req = (Request) { .rb = rb, .start = start, .since = get_clock() };
+    *req = (PostcopyRequest) { .page = *page, .since = get_clock() };
     return req;
 }
 
-static Wait *wait_new(PostcopyRequests *r)
+static PostcopyWait *postcopy_wait_new(PostcopyRequests *r)
 {
-    Wait *wait = QSLIST_FIRST(&r->free_waits);
+    PostcopyWait *wait = QSLIST_FIRST(&r->free_waits);
 
     if (wait) {
         QSLIST_REMOVE_HEAD(&r->free_waits, next);
     } else {
-        wait = g_new(Wait, 1);
+        wait = g_new(PostcopyWait, 1);
     }
     return wait;
 }
 
 /*
  * Take the entry of a page out.  Its waiters go to @wake, for
- * wake_waiters() without the lock.
+ * postcopy_wake_waiters() without the lock.
  */
-static void request_end(PostcopyRequests *r, Request *req, WaiterList *wake)
+static void postcopy_request_end(PostcopyRequests *r, PostcopyRequest *req,
+                        PostcopyWaiterList *wake)
 {
-    Wait *wait;
+    PostcopyWait *wait;
 
     while ((wait = QSLIST_FIRST(&req->waits))) {
         QSLIST_REMOVE_HEAD(&req->waits, next);
@@ -102,7 +102,7 @@ static void request_end(PostcopyRequests *r, Request *req, WaiterList *wake)
 }
 
 /* System calls, outside of the lock */
-static void wake_waiters(WaiterList *wake)
+static void postcopy_wake_waiters(PostcopyWaiterList *wake)
 {
     PostcopyWaiter *waiter, *next;
 
@@ -136,15 +136,15 @@ PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
 
 void postcopy_requests_free(PostcopyRequests *r)
 {
-    WaiterList none = QSLIST_HEAD_INITIALIZER(none);
+    PostcopyWaiterList none = QSLIST_HEAD_INITIALIZER(none);
     GHashTableIter iter;
     gpointer value;
-    Request *req;
-    Wait *wait;
+    PostcopyRequest *req;
+    PostcopyWait *wait;
 
     g_hash_table_iter_init(&iter, r->pages);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
-        request_end(r, value, &none);
+        postcopy_request_end(r, value, &none);
     }
     while ((req = QSLIST_FIRST(&r->free_requests))) {
         QSLIST_REMOVE_HEAD(&r->free_requests, next_free);
@@ -172,7 +172,7 @@ void postcopy_requests_start(PostcopyRequests *r)
 
 void postcopy_requests_stop(PostcopyRequests *r)
 {
-    WaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
+    PostcopyWaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
 
     WITH_QEMU_LOCK_GUARD(&r->lock) {
         GHashTableIter iter;
@@ -186,11 +186,11 @@ void postcopy_requests_stop(PostcopyRequests *r)
         g_ptr_array_set_size(r->claims, 0);
         g_hash_table_iter_init(&iter, r->pages);
         while (g_hash_table_iter_next(&iter, NULL, &value)) {
-            request_end(r, value, &wake);
+            postcopy_request_end(r, value, &wake);
         }
         g_hash_table_remove_all(r->pages);
     }
-    wake_waiters(&wake);
+    postcopy_wake_waiters(&wake);
 }
 
 bool postcopy_requests_enter(PostcopyRequests *r)
@@ -210,12 +210,12 @@ void postcopy_requests_leave(PostcopyRequests *r)
     }
 }
 
-/* Returns false if @fault was known: of a thread that was kicked, and is back */
-static bool request_add(PostcopyRequests *r, Request *req,
+/* Returns false if @fault was known: the thread was kicked, and is back */
+static bool postcopy_request_add(PostcopyRequests *r, PostcopyRequest *req,
                         const PostcopyFault *fault)
 {
     bool again = false;
-    Wait *wait;
+    PostcopyWait *wait;
 
     /* Of one thread there may be more, each with a waiter of its own */
     QSLIST_FOREACH(wait, &req->waits, next) {
@@ -226,8 +226,8 @@ static bool request_add(PostcopyRequests *r, Request *req,
         }
     }
     if (!again) {
-        wait = wait_new(r);
-        *wait = (Wait) {
+        wait = postcopy_wait_new(r);
+        *wait = (PostcopyWait) {
             .cpu = fault->cpu, .tid = fault->tid, .since = get_clock()
         };
         QSLIST_INSERT_HEAD(&req->waits, wait, next);
@@ -240,14 +240,14 @@ static bool request_add(PostcopyRequests *r, Request *req,
     return !again;
 }
 
-PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
-                                         ram_addr_t start, void *host,
+PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
+                                         const PostcopyPage *page,
                                          const PostcopyFault *fault)
 {
     PostcopyWaiter *waiter = fault->waiter;
-    PostcopyPageState state = POSTCOPY_PAGE_ASKED;
+    PostcopyPageState state = POSTCOPY_PAGE_REQUESTED;
     bool received, known = false;
-    Request *req;
+    PostcopyRequest *req;
 
     if (waiter) {
         qemu_event_reset(&waiter->woken);
@@ -256,23 +256,23 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
 
     QEMU_LOCK_GUARD(&r->lock);
 
-    received = !r->active || r->ops->received(rb, start);
+    received = !r->active || r->ops->received(page);
     if (!received) {
-        req = g_hash_table_lookup(r->pages, host);
+        req = g_hash_table_lookup(r->pages, page->host);
         if (!req) {
-            req = request_new(r, rb, start);
-            g_hash_table_insert(r->pages, host, req);
+            req = postcopy_request_new(r, page);
+            g_hash_table_insert(r->pages, page->host, req);
             r->counts.requests++;
-            state = POSTCOPY_PAGE_ASK;
+            state = POSTCOPY_PAGE_REQUEST;
         }
-        known = !request_add(r, req, fault);
+        known = !postcopy_request_add(r, req, fault);
         if (!known && r->ops->missed && !(waiter && waiter->come)) {
-            r->ops->missed(rb, host, fault->tid);
+            r->ops->missed(page, fault->tid);
         }
     }
 
     if (waiter) {
-        waiter->page = received ? NULL : host;
+        waiter->page = received ? NULL : page->host;
         r->counts.populated += received;
         r->counts.exits += !received && !known;
     } else {
@@ -285,17 +285,17 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
     return received ? POSTCOPY_PAGE_RECEIVED : state;
 }
 
-/* Returns false if somebody has taken the waiter out, who is about to wake it */
-static bool waiter_leave(PostcopyRequests *r, PostcopyWaiter *waiter)
+/* Returns false if the waiter was taken out, and is about to be woken */
+static bool postcopy_waiter_leave(PostcopyRequests *r, PostcopyWaiter *waiter)
 {
-    Request *req;
-    Wait *wait;
+    PostcopyRequest *req;
+    PostcopyWait *wait;
 
     QEMU_LOCK_GUARD(&r->lock);
     if (!waiter->page) {
         return false;
     }
-    /* The Wait stays: the thread will come back, and has waited since then */
+    /* Its PostcopyWait stays: the thread comes back, and has waited since */
     req = g_hash_table_lookup(r->pages, waiter->page);
     QSLIST_FOREACH(wait, &req->waits, next) {
         if (wait->waiter == waiter) {
@@ -314,7 +314,7 @@ bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
         if (qatomic_load_acquire(&waiter->done)) {
             return true;
         }
-        if (waiter_leave(r, waiter)) {
+        if (postcopy_waiter_leave(r, waiter)) {
             return false;
         }
         qemu_event_reset(&waiter->woken);
@@ -324,22 +324,20 @@ bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
     }
 }
 
-bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
-                               ram_addr_t start, void *host,
-                               PostcopyPlaceMethod method, size_t bytes,
-                               bool woke)
+bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
+                               PostcopyPlaceMethod method, bool woke)
 {
-    WaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
+    PostcopyWaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
     bool uffd;
 
     WITH_QEMU_LOCK_GUARD(&r->lock) {
-        Request *req = g_hash_table_lookup(r->pages, host);
+        PostcopyRequest *req = g_hash_table_lookup(r->pages, page->host);
         int64_t now;
-        Wait *wait;
+        PostcopyWait *wait;
 
-        r->counts.bytes[method] += bytes;
-        r->ops->set_received(rb, start);
-        g_ptr_array_remove_fast(r->claims, host);
+        r->counts.bytes[method] += page->size;
+        r->ops->set_received(page);
+        g_ptr_array_remove_fast(r->claims, page->host);
         uffd = req && req->uffd;
         if (woke || uffd) {
             r->counts.wakes++;
@@ -353,34 +351,33 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
         QSLIST_FOREACH(wait, &req->waits, next) {
             postcopy_meter_add(&r->meter, wait->cpu, now - wait->since);
         }
-        request_end(r, req, &wake);
-        g_hash_table_remove(r->pages, host);
+        postcopy_request_end(r, req, &wake);
+        g_hash_table_remove(r->pages, page->host);
         if (!g_hash_table_size(r->pages)) {
             qemu_cond_broadcast(&r->empty);
         }
     }
-    wake_waiters(&wake);
+    postcopy_wake_waiters(&wake);
     return uffd;
 }
 
-bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
-                            ram_addr_t start, void *host, bool *uffd,
-                            bool *vcpu)
+bool postcopy_request_claim(PostcopyRequests *r, const PostcopyPage *page,
+                            bool *uffd, bool *vcpu)
 {
-    Request *req;
-    Wait *wait;
+    PostcopyRequest *req;
+    PostcopyWait *wait;
 
     QEMU_LOCK_GUARD(&r->lock);
     if (!r->active) {
         return false;
     }
-    if (r->ops->received(rb, start) ||
-        g_ptr_array_find(r->claims, host, NULL)) {
+    if (r->ops->received(page) ||
+        g_ptr_array_find(r->claims, page->host, NULL)) {
         r->counts.duplicates++;
         return false;
     }
-    g_ptr_array_add(r->claims, host);
-    req = g_hash_table_lookup(r->pages, host);
+    g_ptr_array_add(r->claims, page->host);
+    req = g_hash_table_lookup(r->pages, page->host);
     *uffd = req && req->uffd;
     *vcpu = false;
     if (req) {
@@ -391,10 +388,10 @@ bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
     return true;
 }
 
-void postcopy_request_unclaim(PostcopyRequests *r, void *host)
+void postcopy_request_unclaim(PostcopyRequests *r, const PostcopyPage *page)
 {
     QEMU_LOCK_GUARD(&r->lock);
-    g_ptr_array_remove_fast(r->claims, host);
+    g_ptr_array_remove_fast(r->claims, page->host);
 }
 
 void postcopy_requests_unclaim_all(PostcopyRequests *r)
@@ -405,17 +402,16 @@ void postcopy_requests_unclaim_all(PostcopyRequests *r)
 
 GArray *postcopy_requests_list(PostcopyRequests *r)
 {
-    GArray *list = g_array_new(false, false, sizeof(PostcopyRequested));
+    GArray *list = g_array_new(false, false, sizeof(PostcopyPage));
     GHashTableIter iter;
     gpointer value;
 
     QEMU_LOCK_GUARD(&r->lock);
     g_hash_table_iter_init(&iter, r->pages);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
-        Request *req = value;
-        PostcopyRequested page = { req->rb, req->start };
+        PostcopyRequest *req = value;
 
-        g_array_append_val(list, page);
+        g_array_append_val(list, req->page);
     }
     return list;
 }
@@ -429,32 +425,48 @@ bool postcopy_requests_wait_empty(PostcopyRequests *r, int ms)
     return !g_hash_table_size(r->pages);
 }
 
-bool postcopy_requests_received(PostcopyRequests *r, RAMBlock *rb,
-                                ram_addr_t start)
+bool postcopy_requests_received(PostcopyRequests *r, const PostcopyPage *page)
 {
     QEMU_LOCK_GUARD(&r->lock);
-    return !r->active || r->ops->received(rb, start);
+    return !r->active || r->ops->received(page);
 }
 
-void postcopy_requests_run(PostcopyRequests *r, RAMBlock *rb,
-                           ram_addr_t length, ram_addr_t window,
-                           ram_addr_t *start, size_t *size)
+/* The page @bytes behind @page, or before it */
+static PostcopyPage postcopy_page_at(const PostcopyPage *page, ssize_t bytes)
 {
-    size_t page_size = *size;
-    ram_addr_t first = ROUND_DOWN(*start, MAX(window, page_size));
-    ram_addr_t end = MIN(first + MAX(window, page_size), length);
+    return (PostcopyPage) {
+        page->rb, page->start + bytes, page->host + bytes, page->size
+    };
+}
+
+void postcopy_requests_run(PostcopyRequests *r, PostcopyPage *page,
+                           ram_addr_t length, ram_addr_t window)
+{
+    size_t size = page->size, before = 0, after = size;
+    ram_addr_t first = ROUND_DOWN(page->start, MAX(window, size));
+    ram_addr_t end = MIN(first + MAX(window, size), length);
+    PostcopyPage next;
 
     QEMU_LOCK_GUARD(&r->lock);
-    if (!r->active || *start >= length) {
+    if (!r->active || page->start >= length) {
         return;
     }
-    while (*start > first && r->ops->received(rb, *start - page_size)) {
-        *start -= page_size;
-        *size += page_size;
+    while (page->start - before > first) {
+        next = postcopy_page_at(page, -(ssize_t)(before + size));
+        if (!r->ops->received(&next)) {
+            break;
+        }
+        before += size;
     }
-    while (*start + *size < end && r->ops->received(rb, *start + *size)) {
-        *size += page_size;
+    while (page->start + after < end) {
+        next = postcopy_page_at(page, after);
+        if (!r->ops->received(&next)) {
+            break;
+        }
+        after += size;
     }
+    *page = postcopy_page_at(page, -(ssize_t)before);
+    page->size = before + after;
 }
 
 void postcopy_requests_counts(PostcopyRequests *r,
@@ -482,11 +494,11 @@ unsigned postcopy_requests_outstanding(PostcopyRequests *r,
     now = since = get_clock();
     g_hash_table_iter_init(&iter, r->pages);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
-        Request *req = value;
+        PostcopyRequest *req = value;
 
         if (req->since <= since) {
             since = req->since;
-            *oldest = (PostcopyOldest) { req->rb, req->start, now - since };
+            *oldest = (PostcopyOldest) { req->page, now - since };
         }
     }
     return g_hash_table_size(r->pages);

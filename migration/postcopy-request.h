@@ -13,7 +13,7 @@
 #include "postcopy-meter.h"
 
 /*
- * One entry per host page that was asked for and has not come.  All functions
+ * One entry per host page that was requested and not received.  All functions
  * may be called by any thread, with or without the BQL.
  *
  * What "received" means belongs to the user, as PostcopyRequestOps; its
@@ -25,12 +25,22 @@
  */
 typedef struct PostcopyRequests PostcopyRequests;
 
+/* A host page of the guest's memory */
+typedef struct PostcopyPage {
+    RAMBlock *rb;
+    /* Byte offset in @rb, a multiple of @size */
+    ram_addr_t start;
+    /* Its address in this process */
+    void *host;
+    /* In bytes: the page size of @rb */
+    size_t size;
+} PostcopyPage;
+
 typedef struct PostcopyRequestOps {
-    /* @start: byte offset of a host page in @rb */
-    bool (*received)(RAMBlock *rb, ram_addr_t start);
-    void (*set_received)(RAMBlock *rb, ram_addr_t start);
-    /* Or NULL.  Thread @tid waits for the page at @host and nothing else */
-    void (*missed)(RAMBlock *rb, void *host, uint32_t tid);
+    bool (*received)(const PostcopyPage *page);
+    void (*set_received)(const PostcopyPage *page);
+    /* Or NULL.  Thread @tid waits for the page and nothing else */
+    void (*missed)(const PostcopyPage *page, uint32_t tid);
 } PostcopyRequestOps;
 
 /*
@@ -97,9 +107,9 @@ typedef struct PostcopyRequestCounts {
     uint64_t uffd_spurious;
     /* Reads of userfaultfd that returned faults */
     uint64_t uffd_reads;
-    /* Pages that were asked for */
+    /* Pages that were requested */
     uint64_t requests;
-    /* Pages that came once more, and were dropped */
+    /* Pages that were received once more, and dropped */
     uint64_t duplicates;
     /* Pages with which userfaultfd waiters were woken, and without */
     uint64_t wakes;
@@ -111,10 +121,10 @@ typedef struct PostcopyRequestCounts {
 typedef enum PostcopyPageState {
     /* The page is there, or postcopy is over */
     POSTCOPY_PAGE_RECEIVED,
-    /* The caller is the first to miss the page and has to ask for it */
-    POSTCOPY_PAGE_ASK,
-    /* The page was asked for already */
-    POSTCOPY_PAGE_ASKED,
+    /* The caller is the first to miss the page and has to request it */
+    POSTCOPY_PAGE_REQUEST,
+    /* The page was requested already */
+    POSTCOPY_PAGE_REQUESTED,
 } PostcopyPageState;
 
 PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops);
@@ -142,14 +152,11 @@ void postcopy_requests_leave(PostcopyRequests *r);
 /**
  * postcopy_request_begin: a page was missed
  *
- * @start: byte offset in @rb, aligned to the page size of @rb
- * @host: address of that page in this process
- *
- * With POSTCOPY_PAGE_ASK, the request must be sent; if that fails, the entry
- * stays, and recovery sends it (postcopy_requests_list()).
+ * With POSTCOPY_PAGE_REQUEST, the request must be sent; if that fails, the
+ * entry stays, and recovery sends it (postcopy_requests_list()).
  */
-PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
-                                         ram_addr_t start, void *host,
+PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
+                                         const PostcopyPage *page,
                                          const PostcopyFault *fault);
 
 /**
@@ -160,10 +167,9 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r, RAMBlock *rb,
 bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter);
 
 /**
- * postcopy_request_complete: the data of a page was placed
+ * postcopy_request_complete: a page was placed
  *
  * @method: how
- * @bytes: size of the page
  * @woke: the placement has woken userfaultfd waiters
  *
  * Marks the page as received and wakes the waiters of vCPUs.  Returns whether
@@ -175,10 +181,8 @@ bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter);
  * later, postcopy_request_begin() says POSTCOPY_PAGE_RECEIVED, and who
  * reported it wakes it.  A fault that is never reported found the page.
  */
-bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
-                               ram_addr_t start, void *host,
-                               PostcopyPlaceMethod method, size_t bytes,
-                               bool woke);
+bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
+                               PostcopyPlaceMethod method, bool woke);
 
 /**
  * postcopy_request_claim: become the only one to place a page
@@ -193,44 +197,36 @@ bool postcopy_request_complete(PostcopyRequests *r, RAMBlock *rb,
  * if somebody has claimed it, or if postcopy is over.
  * postcopy_request_complete() ends the claim.
  */
-bool postcopy_request_claim(PostcopyRequests *r, RAMBlock *rb,
-                            ram_addr_t start, void *host, bool *uffd,
-                            bool *vcpu);
+bool postcopy_request_claim(PostcopyRequests *r, const PostcopyPage *page,
+                            bool *uffd, bool *vcpu);
 
 /* Who has claimed a page could not place it */
-void postcopy_request_unclaim(PostcopyRequests *r, void *host);
+void postcopy_request_unclaim(PostcopyRequests *r, const PostcopyPage *page);
 
 /* Who had claims has given up */
 void postcopy_requests_unclaim_all(PostcopyRequests *r);
 
-typedef struct PostcopyRequested {
-    RAMBlock *rb;
-    ram_addr_t start;
-} PostcopyRequested;
-
-/* All outstanding pages, as PostcopyRequested; the caller unrefs the array */
+/* All outstanding pages, as PostcopyPage; the caller unrefs the array */
 GArray *postcopy_requests_list(PostcopyRequests *r);
 
 /* Sleep until no page is outstanding, or for @ms; returns whether none is */
 bool postcopy_requests_wait_empty(PostcopyRequests *r, int ms);
 
 /*
- * Whether the page at @start of @rb is there, or postcopy is over.  With the
- * lock, since received bits are freed when it is.
+ * Whether the page was received, or postcopy is over.  With the lock, since
+ * received bits are freed when it is.
  */
-bool postcopy_requests_received(PostcopyRequests *r, RAMBlock *rb,
-                                ram_addr_t start);
+bool postcopy_requests_received(PostcopyRequests *r, const PostcopyPage *page);
 
 /**
  * postcopy_requests_run: extend a received page to the received ones around it
  *
- * @length: of @rb in bytes, 0 if it takes no part in postcopy
+ * @page: changed to the run, whose size is that of all its pages
+ * @length: of its RAMBlock in bytes, 0 if that takes no part in postcopy
  * @window: the run stays within this aligned number of bytes, a power of two
- * @start, @size: of the page in bytes; changed to those of the run
  */
-void postcopy_requests_run(PostcopyRequests *r, RAMBlock *rb,
-                           ram_addr_t length, ram_addr_t window,
-                           ram_addr_t *start, size_t *size);
+void postcopy_requests_run(PostcopyRequests *r, PostcopyPage *page,
+                           ram_addr_t length, ram_addr_t window);
 
 void postcopy_requests_counts(PostcopyRequests *r,
                               PostcopyRequestCounts *counts);
@@ -239,8 +235,7 @@ void postcopy_requests_counts(PostcopyRequests *r,
 void postcopy_requests_meter(PostcopyRequests *r, PostcopyMeter *meter);
 
 typedef struct PostcopyOldest {
-    RAMBlock *rb;
-    ram_addr_t start;
+    PostcopyPage page;
     /* How long ago it was missed for the first time */
     uint64_t age_ns;
 } PostcopyOldest;

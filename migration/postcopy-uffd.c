@@ -21,7 +21,7 @@
 #define MESSAGES 64
 
 /* cpu_index of the vCPU whose thread has this ID, or -1 */
-static int cpu_of_thread(uint32_t tid)
+static int postcopy_uffd_cpu_of_thread(uint32_t tid)
 {
     CPUState *cpu;
 
@@ -33,13 +33,15 @@ static int cpu_of_thread(uint32_t tid)
     return -1;
 }
 
-/* @fault: with what is known of the read().  An error is that thread's alone. */
-static void serve(MigrationIncomingState *mis, const struct uffd_msg *msg,
-                  PostcopyFault fault)
+/* @fault: with what is known of the read().  An error is one thread's alone. */
+static void postcopy_uffd_serve(MigrationIncomingState *mis,
+                                const struct uffd_msg *msg,
+                                PostcopyFault fault)
 {
     void *address = (void *)(uintptr_t)msg->arg.pagefault.address;
     uint32_t tid = msg->arg.pagefault.feat.ptid;
-    ram_addr_t start;
+    ram_addr_t offset;
+    PostcopyPage page;
     RAMBlock *rb;
 
     if (msg->event != UFFD_EVENT_PAGEFAULT) {
@@ -47,21 +49,20 @@ static void serve(MigrationIncomingState *mis, const struct uffd_msg *msg,
                      "page fault", msg->event);
         return;
     }
-    rb = qemu_ram_block_from_host(address, true, &start);
+    rb = qemu_ram_block_from_host(address, true, &offset);
     if (!rb || migration_inject_fail("postcopy-uffd")) {
         error_report("postcopy: fault outside of the guest's memory: %p, "
                      "thread %u waits for ever", address, tid);
         return;
     }
-    start = ROUND_DOWN(start, qemu_ram_pagesize(rb));
-    fault.cpu = cpu_of_thread(tid);
+    page = postcopy_page(rb, offset);
+    fault.cpu = postcopy_uffd_cpu_of_thread(tid);
     fault.tid = tid;
     fault.minor = msg->arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_MINOR;
     trace_postcopy_ram_fault_thread_request((uintptr_t)address, rb->idstr,
-                                            start, tid);
-    if (postcopy_fault_uffd(mis, rb, start, &fault)) {
-        uffd_wakeup(mis->userfault_fd, rb->host + start,
-                    qemu_ram_pagesize(rb));
+                                            page.start, tid);
+    if (postcopy_fault_uffd(mis, &page, &fault)) {
+        uffd_wakeup(mis->userfault_fd, page.host, page.size);
     }
 }
 
@@ -76,7 +77,7 @@ bool postcopy_uffd_read(MigrationIncomingState *mis)
     for (int i = 0; i < n; i++) {
         PostcopyFault fault = { .first = i == 0, .more = n > 1 };
 
-        serve(mis, &msgs[i], fault);
+        postcopy_uffd_serve(mis, &msgs[i], fault);
     }
     if (n > 1) {
         migrate_flush_rp_messages(mis);

@@ -12,16 +12,12 @@
 #include "postcopy-request.h"
 #include "postcopy-watch.h"
 
-#define LOOK_MS 1000
+#define POSTCOPY_WATCH_MS 1000
 
 /* A page that has not come after so long is worth a warning, and so often */
 #define LATE_MS 10000
 
-/* With the BQL */
-static QEMUTimer *timer;
-static int64_t warned_ms;
-
-static void warn_if_late(MigrationIncomingState *mis, int64_t now_ms)
+static void postcopy_watch_warn(MigrationIncomingState *mis, int64_t now_ms)
 {
     PostcopyOldest oldest;
     uint64_t age_ms;
@@ -33,15 +29,15 @@ static void warn_if_late(MigrationIncomingState *mis, int64_t now_ms)
     }
     age_ms = oldest.age_ns / SCALE_MS;
     if (age_ms >= LATE_MS) {
-        warned_ms = now_ms;
+        mis->late_warned_ms = now_ms;
         warn_report("postcopy: %u pages are awaited, the first one since %"
                     PRIu64 " s: offset 0x" RAM_ADDR_FMT " of %s. If it does "
                     "not come: migrate-pause, and recover", n, age_ms / 1000,
-                    oldest.start, oldest.rb->idstr);
+                    oldest.page.start, oldest.page.rb->idstr);
     }
 }
 
-static void look(void *opaque)
+static void postcopy_watch_look(void *opaque)
 {
     MigrationIncomingState *mis = opaque;
     int64_t now_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
@@ -50,17 +46,18 @@ static void look(void *opaque)
         return;
     }
     /* While the connection is down, that is known and said */
-    if (now_ms - warned_ms >= LATE_MS &&
+    if (now_ms - mis->late_warned_ms >= LATE_MS &&
         qatomic_read(&mis->state) == MIGRATION_STATUS_POSTCOPY_ACTIVE) {
-        warn_if_late(mis, now_ms);
+        postcopy_watch_warn(mis, now_ms);
     }
-    timer_mod(timer, now_ms + LOOK_MS);
+    timer_mod(mis->late_timer, now_ms + POSTCOPY_WATCH_MS);
 }
 
 void postcopy_watch_start(MigrationIncomingState *mis)
 {
-    if (!timer) {
-        timer = timer_new_ms(QEMU_CLOCK_REALTIME, look, mis);
+    if (!mis->late_timer) {
+        mis->late_timer = timer_new_ms(QEMU_CLOCK_REALTIME,
+                                       postcopy_watch_look, mis);
     }
-    look(mis);
+    postcopy_watch_look(mis);
 }

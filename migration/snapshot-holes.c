@@ -31,6 +31,7 @@
 #include "qemu/osdep.h"
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include "qapi/error.h"
 #include "qemu/bitmap.h"
 #include "qemu/cutils.h"
 #include "qemu/units.h"
@@ -79,7 +80,7 @@ struct SnapshotHoles {
     void *buffer;               /* of WINDOW bytes, from the first use on */
 };
 
-static void mark(unsigned long *pages, uint64_t start, uint64_t end)
+static void holes_mark(unsigned long *pages, uint64_t start, uint64_t end)
 {
     size_t page_size = qemu_real_host_page_size();
 
@@ -90,8 +91,9 @@ static void mark(unsigned long *pages, uint64_t start, uint64_t end)
  * Set the bits of pages of the @size bytes from @host on that have one of the
  * categories @any and not @not.
  */
-static int scan_pagemap(SnapshotHoles *h, unsigned long *pages, void *host,
-                        size_t size, uint64_t any, uint64_t not)
+static int holes_scan_pagemap(SnapshotHoles *h, unsigned long *pages,
+                              void *host, size_t size, uint64_t any,
+                              uint64_t not)
 {
     struct region regions[512];
     struct scan scan = {
@@ -115,8 +117,8 @@ static int scan_pagemap(SnapshotHoles *h, unsigned long *pages, void *host,
             return -errno;
         }
         for (int i = 0; i < n; i++) {
-            mark(pages, regions[i].start - (uintptr_t)host,
-                 regions[i].end - (uintptr_t)host);
+            holes_mark(pages, regions[i].start - (uintptr_t)host,
+                       regions[i].end - (uintptr_t)host);
         }
         if (scan.walk_end <= scan.start) {
             return -EIO;
@@ -126,40 +128,50 @@ static int scan_pagemap(SnapshotHoles *h, unsigned long *pages, void *host,
     return 0;
 }
 
-static int scan_there(SnapshotHoles *h, unsigned long *pages, void *host,
-                      size_t size)
+static int holes_scan_there(SnapshotHoles *h, unsigned long *pages, void *host,
+                            size_t size)
 {
-    return scan_pagemap(h, pages, host, size, IS_PRESENT | IS_SWAPPED,
-                        IS_ZERO_PAGE);
+    return holes_scan_pagemap(h, pages, host, size, IS_PRESENT | IS_SWAPPED,
+                              IS_ZERO_PAGE);
 }
 
 /* Of two pages, the first is there. */
-static const char *try_pagemap(SnapshotHoles *h, char *host)
+static bool holes_try_pagemap(SnapshotHoles *h, char *host, Error **errp)
 {
     unsigned long pages[1] = { 0 };
     int ret;
 
     *host = 1;
-    ret = scan_there(h, pages, host, 2 * qemu_real_host_page_size());
-    return ret ? strerror(-ret) : pages[0] == 1 ? NULL : "wrong answer";
+    ret = holes_scan_there(h, pages, host, 2 * qemu_real_host_page_size());
+    if (ret) {
+        error_setg_errno(errp, -ret, "PAGEMAP_SCAN");
+    } else if (pages[0] != 1) {
+        error_setg(errp, "PAGEMAP_SCAN: wrong answer");
+    }
+    return !ret && pages[0] == 1;
 }
 
-static void open_pagemap(SnapshotHoles *h)
+static void holes_open_pagemap(SnapshotHoles *h)
 {
     size_t size = 2 * qemu_real_host_page_size();
-    const char *why;
+    g_autoptr(Error) err = NULL;
     char *host;
+    bool ok;
 
     h->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     host = mmap(NULL, size, PROT_READ | PROT_WRITE,
                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    why = h->pagemap < 0 || host == MAP_FAILED ? strerror(errno)
-                                               : try_pagemap(h, host);
+    if (h->pagemap < 0 || host == MAP_FAILED) {
+        error_setg_errno(&err, errno, "/proc/self/pagemap");
+        ok = false;
+    } else {
+        ok = holes_try_pagemap(h, host, &err);
+    }
     if (host != MAP_FAILED) {
         munmap(host, size);
     }
-    if (why) {
-        trace_snapshot_holes_no_pagemap(why);
+    if (!ok) {
+        trace_snapshot_holes_no_pagemap(error_get_pretty(err));
         if (h->pagemap >= 0) {
             close(h->pagemap);
             h->pagemap = -1;
@@ -173,7 +185,7 @@ SnapshotHoles *snapshot_holes_new(void)
 
     h->scanned = g_hash_table_new_full(NULL, NULL, NULL, g_free);
     h->window = bitmap_new(WINDOW / qemu_real_host_page_size());
-    open_pagemap(h);
+    holes_open_pagemap(h);
     return h;
 }
 
@@ -195,7 +207,7 @@ bool snapshot_holes_can_scan(SnapshotHoles *h)
     return h->pagemap >= 0;
 }
 
-static bool is_shared_file(RAMBlock *rb)
+static bool holes_is_shared_file(RAMBlock *rb)
 {
     return (rb->flags & RAM_SHARED) && rb->fd >= 0;
 }
@@ -205,19 +217,19 @@ int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb)
     unsigned long *pages;
     int ret;
 
-    if (h->pagemap < 0 || is_shared_file(rb)) {
+    if (h->pagemap < 0 || holes_is_shared_file(rb)) {
         return 0;
     }
     pages = bitmap_new(rb->used_length / qemu_real_host_page_size());
-    ret = scan_there(h, pages, rb->host, rb->used_length);
+    ret = holes_scan_there(h, pages, rb->host, rb->used_length);
     trace_snapshot_holes_scan(rb->idstr, rb->used_length, ret);
     g_hash_table_insert(h->scanned, rb, pages);
     return ret;
 }
 
 /* The file's position is nobody's: memory is mapped. */
-static int scan_shmem(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start,
-                      size_t size)
+static int holes_scan_shmem(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start,
+                            size_t size)
 {
     off_t first = rb->fd_offset + start, end = first + size;
 
@@ -234,19 +246,19 @@ static int scan_shmem(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start,
         if (hole < 0) {
             return -errno;
         }
-        mark(h->window, data - first, MIN(hole, end) - first);
+        holes_mark(h->window, data - first, MIN(hole, end) - first);
     }
     return 0;
 }
 
-static int scan_hugetlbfs(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start,
-                          size_t size)
+static int holes_scan_hugetlbfs(SnapshotHoles *h, RAMBlock *rb,
+                                ram_addr_t start, size_t size)
 {
     size_t pages = size / qemu_real_host_page_size(), got = 0;
 
     if (h->pagemap >= 0) {
-        int ret = scan_pagemap(h, h->window, rb->host + start, size,
-                               IS_PRESENT, 0);
+        int ret = holes_scan_pagemap(h, h->window, rb->host + start, size,
+                                     IS_PRESENT, 0);
 
         if (ret) {
             return ret;
@@ -271,13 +283,13 @@ static int scan_hugetlbfs(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start,
         got += n;
     }
     if (!buffer_is_zero(h->buffer, size)) {
-        mark(h->window, 0, size);
+        holes_mark(h->window, 0, size);
     }
     return 0;
 }
 
 /* Let h->window be about the part of a file that begins at @start. */
-static void look(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start)
+static void holes_look(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start)
 {
     size_t size = MIN(WINDOW, rb->used_length - start);
     size_t pages = size / qemu_real_host_page_size();
@@ -285,7 +297,8 @@ static void look(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start)
 
     bitmap_zero(h->window, pages);
     ret = rb->page_size > qemu_real_host_page_size()
-          ? scan_hugetlbfs(h, rb, start, size) : scan_shmem(h, rb, start, size);
+          ? holes_scan_hugetlbfs(h, rb, start, size)
+          : holes_scan_shmem(h, rb, start, size);
     if (ret) {
         bitmap_fill(h->window, pages); /* All is protected: read it. */
     }
@@ -301,11 +314,11 @@ bool snapshot_holes_test(SnapshotHoles *h, RAMBlock *rb, ram_addr_t offset,
     size_t page_size = qemu_real_host_page_size();
     unsigned long *pages, first, end;
 
-    if (is_shared_file(rb)) {
+    if (holes_is_shared_file(rb)) {
         ram_addr_t start = QEMU_ALIGN_DOWN(offset, WINDOW);
 
         if (h->rb != rb || h->start != start) {
-            look(h, rb, start);
+            holes_look(h, rb, start);
         }
         pages = h->window;
         offset -= start;

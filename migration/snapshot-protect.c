@@ -83,7 +83,7 @@ static void __attribute__((constructor)) snapshot_init(void)
 }
 
 /* How to see to it that writes to empty page table entries are noticed */
-static BackgroundSnapshotSetup populate(void)
+static BackgroundSnapshotSetup snapshot_populate_how(void)
 {
     /* No length: just the question */
     return qemu_madvise(NULL, 0, MADV_POPULATE_READ)
@@ -104,11 +104,12 @@ void snapshot_prepare(void)
     } else if (features & UFFD_FEATURE_WP_UNPOPULATED) {
         anonymous = BACKGROUND_SNAPSHOT_SETUP_PROTECT_EMPTY;
     } else {
-        anonymous = populate();
+        anonymous = snapshot_populate_how();
     }
     /* What is backed by files is protected by marks in empty entries. */
     file = features & UFFD_FEATURE_WP_HUGETLBFS_SHMEM
-             ? BACKGROUND_SNAPSHOT_SETUP_PROTECT_EMPTY : populate();
+             ? BACKGROUND_SNAPSHOT_SETUP_PROTECT_EMPTY
+             : snapshot_populate_how();
     trace_snapshot_prepare(BackgroundSnapshotSetup_str(anonymous),
                            BackgroundSnapshotSetup_str(file), features);
 
@@ -132,20 +133,20 @@ void snapshot_prepare(void)
  * Memory that the caller of QEMU's functions allocated may be anything: what
  * suits anonymous memory suits all, files being protected in any case.
  */
-static BackgroundSnapshotSetup setup_of(RAMBlock *rb)
+static BackgroundSnapshotSetup snapshot_setup_of(RAMBlock *rb)
 {
     return rb->fd >= 0 ? snapshot.file : snapshot.anonymous;
 }
 
 bool snapshot_must_populate(RAMBlock *rb)
 {
-    return setup_of(rb) == BACKGROUND_SNAPSHOT_SETUP_POPULATE_READ ||
-           setup_of(rb) == BACKGROUND_SNAPSHOT_SETUP_READ;
+    return snapshot_setup_of(rb) == BACKGROUND_SNAPSHOT_SETUP_POPULATE_READ ||
+           snapshot_setup_of(rb) == BACKGROUND_SNAPSHOT_SETUP_READ;
 }
 
 bool snapshot_populate(RAMBlock *rb, ram_addr_t offset, ram_addr_t size)
 {
-    if (setup_of(rb) == BACKGROUND_SNAPSHOT_SETUP_READ) {
+    if (snapshot_setup_of(rb) == BACKGROUND_SNAPSHOT_SETUP_READ) {
         return false;
     }
     while (qemu_madvise(rb->host + offset, size, MADV_POPULATE_READ)) {
@@ -181,7 +182,7 @@ int snapshot_start(int uffd)
 }
 
 /* Holes are passed faster than the question is asked. */
-static int read_faults(void)
+static int snapshot_read_faults(void)
 {
     /* This thread closes it. */
     int uffd = qatomic_read(&snapshot.uffd);
@@ -196,7 +197,7 @@ int snapshot_next_fault(struct uffd_msg *msg)
 {
     while (true) {
         if (snapshot.next_fault == snapshot.nr_faults) {
-            int n = read_faults();
+            int n = snapshot_read_faults();
 
             if (n <= 0) {
                 return n;
@@ -236,7 +237,7 @@ bool snapshot_is_hole(RAMBlock *rb, ram_addr_t offset)
 }
 
 /* The faults in @host, @size that were read need not be served any more. */
-static void forget_faults(char *host, size_t size)
+static void snapshot_forget_faults(char *host, size_t size)
 {
     for (unsigned i = snapshot.next_fault; i < snapshot.nr_faults; i++) {
         struct uffd_msg *msg = &snapshot.faults[i];
@@ -250,7 +251,7 @@ static void forget_faults(char *host, size_t size)
     }
 }
 
-static int release(RAMBlock *rb, ram_addr_t start, ram_addr_t end)
+static int snapshot_release(RAMBlock *rb, ram_addr_t start, ram_addr_t end)
 {
     char *host = (char *)rb->host + start;
     int ret = 0;
@@ -263,7 +264,7 @@ static int release(RAMBlock *rb, ram_addr_t start, ram_addr_t end)
                                          false, false);
         }
     }
-    forget_faults(host, end - start);
+    snapshot_forget_faults(host, end - start);
     return ret;
 }
 
@@ -277,11 +278,11 @@ int snapshot_release_saved(QEMUFile *f)
     /* The buffers of @f refer to the pages. */
     qemu_fflush(f);
     snapshot.run_block = NULL;
-    return release(rb, snapshot.run_start, snapshot.run_end);
+    return snapshot_release(rb, snapshot.run_start, snapshot.run_end);
 }
 
 /* A page that was asked for has been saved, now or before. */
-static int served(QEMUFile *f, RAMBlock *rb, ram_addr_t start)
+static int snapshot_served(QEMUFile *f, RAMBlock *rb, ram_addr_t start)
 {
     ram_addr_t end;
     int ret = 0;
@@ -295,7 +296,7 @@ static int served(QEMUFile *f, RAMBlock *rb, ram_addr_t start)
         if (!snapshot_copies(rb)) {
             qemu_fflush(f);
         }
-        ret = release(rb, start, end);
+        ret = snapshot_release(rb, start, end);
     }
     snapshot.serving = false;
     return ret;
@@ -309,7 +310,7 @@ int snapshot_saved(QEMUFile *f, RAMBlock *rb, ram_addr_t start, ram_addr_t end)
         return 0;
     }
     if (snapshot.serving) {
-        return served(f, rb, start);
+        return snapshot_served(f, rb, start);
     }
     if (snapshot.run_block != rb || snapshot.run_end != start) {
         ret = snapshot_release_saved(f);

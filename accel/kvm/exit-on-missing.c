@@ -38,7 +38,7 @@ static const KVMMissingOps *missing_ops;
  */
 static bool missing_enabled;
 
-static bool eligible(MemoryRegion *mr)
+static bool missing_eligible(MemoryRegion *mr)
 {
     /*
      * Read-only slots are refused by KVM.  Device memory (VFIO) can never be
@@ -53,7 +53,7 @@ static bool eligible(MemoryRegion *mr)
 
 int kvm_exit_on_missing_flag(MemoryRegion *mr)
 {
-    if (!qatomic_read(&missing_enabled) || !eligible(mr)) {
+    if (!qatomic_read(&missing_enabled) || !missing_eligible(mr)) {
         return 0;
     }
     return KVM_MEM_EXIT_ON_MISSING;
@@ -112,7 +112,7 @@ void kvm_exit_on_missing_kick(CPUState *cpu)
  * Otherwise the guest, as soon as it was entered, would leave once more for
  * KVM to map the page.
  */
-static void map_page(CPUState *cpu, hwaddr gpa)
+static void missing_map_page(CPUState *cpu, hwaddr gpa)
 {
     /* Atomic.  Linux has it since 6.11, for x86 with two-dimensional paging. */
     static bool unknown;
@@ -167,7 +167,7 @@ bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
                               run->memory_fault.flags);
     *ret = ops->fault(cpu, mr->ram_block, offset);
     if (*ret > 0) {
-        map_page(cpu, gpa);
+        missing_map_page(cpu, gpa);
         *ret = 0;
     }
     memory_region_unref(mr);
@@ -182,7 +182,7 @@ bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
 #define PROBE_GPA 0xfffff000ull /* the page of the reset vector */
 #define PROBE_PAGES 1
 
-static int probe_vcpu_init(int vmfd, int vcpufd, void *page)
+static int missing_probe_vcpu_init(int vmfd, int vcpufd, void *page)
 {
     return 0; /* KVM creates it in its reset state */
 }
@@ -190,7 +190,7 @@ static int probe_vcpu_init(int vmfd, int vcpufd, void *page)
 #define PROBE_GPA 0ull
 #define PROBE_PAGES 2
 
-static int probe_vcpu_init(int vmfd, int vcpufd, void *page)
+static int missing_probe_vcpu_init(int vmfd, int vcpufd, void *page)
 {
     struct kvm_vcpu_init init;
     uint8_t *code = page;
@@ -211,7 +211,7 @@ static int probe_vcpu_init(int vmfd, int vcpufd, void *page)
 #endif
 
 #ifdef PROBE_GPA
-static bool probe(Error **errp)
+static bool missing_probe(Error **errp)
 {
     size_t page_size = qemu_real_host_page_size();
     struct kvm_userspace_memory_region slot = {
@@ -251,7 +251,7 @@ static bool probe(Error **errp)
     run_size = ioctl(kvm_state->fd, KVM_GET_VCPU_MMAP_SIZE, 0);
     vcpufd = ioctl(vmfd, KVM_CREATE_VCPU, 0);
     if (run_size < 0 || vcpufd < 0 ||
-        probe_vcpu_init(vmfd, vcpufd, page) < 0) {
+        missing_probe_vcpu_init(vmfd, vcpufd, page) < 0) {
         goto failed;
     }
     run = mmap(NULL, run_size, PROT_READ | PROT_WRITE, MAP_SHARED, vcpufd, 0);
@@ -294,7 +294,7 @@ out:
     return found;
 }
 #else
-static bool probe(Error **errp)
+static bool missing_probe(Error **errp)
 {
     error_setg(errp, "exits on missing memory are not known for this target");
     return false;
@@ -311,7 +311,7 @@ bool kvm_exit_on_missing_available(Error **errp)
         return false;
     }
     if (!probed) {
-        found = probe(&reason);
+        found = missing_probe(&reason);
         probed = true;
     }
     if (!found && errp) {

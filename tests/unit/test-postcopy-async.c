@@ -25,14 +25,21 @@ static struct {
 static char host_memory[PAGES * PAGE];
 static RAMBlock *const block = (RAMBlock *)&mem;
 
-static bool test_received(RAMBlock *rb, ram_addr_t start)
+static PostcopyPage page_of(unsigned page)
 {
-    return mem.received_map[start / PAGE];
+    return (PostcopyPage) {
+        block, page * PAGE, host_memory + page * PAGE, PAGE
+    };
 }
 
-static void test_set_received(RAMBlock *rb, ram_addr_t start)
+static bool test_received(const PostcopyPage *page)
 {
-    mem.received_map[start / PAGE] = true;
+    return mem.received_map[page->start / PAGE];
+}
+
+static void test_set_received(const PostcopyPage *page)
+{
+    mem.received_map[page->start / PAGE] = true;
 }
 
 static const PostcopyRequestOps ops = {
@@ -50,24 +57,25 @@ static PostcopyRequests *setup(void)
     return r;
 }
 
-static PostcopyPageState begin(PostcopyRequests *r, unsigned page,
+static PostcopyPageState begin(PostcopyRequests *r, unsigned n,
                                PostcopyToken *t)
 {
+    PostcopyPage page = page_of(n);
     PostcopyFault fault = { .cpu = 0, .waiter = &t->waiter };
     PostcopyPageState state;
 
-    state = postcopy_request_begin(r, block, page * PAGE,
-                                   host_memory + page * PAGE, &fault);
-    if (state == POSTCOPY_PAGE_ASK) {
-        qatomic_set(&mem.asked[qatomic_fetch_inc(&mem.n_asked)], page);
+    state = postcopy_request_begin(r, &page, &fault);
+    if (state == POSTCOPY_PAGE_REQUEST) {
+        qatomic_set(&mem.asked[qatomic_fetch_inc(&mem.n_asked)], n);
     }
     return state;
 }
 
-static void come(PostcopyRequests *r, unsigned page)
+static void come(PostcopyRequests *r, unsigned n)
 {
-    postcopy_request_complete(r, block, page * PAGE, host_memory + page * PAGE,
-                              POSTCOPY_PLACE_COPY, PAGE, false);
+    PostcopyPage page = page_of(n);
+
+    postcopy_request_complete(r, &page, POSTCOPY_PLACE_COPY, false);
 }
 
 static void count_kick(void *opaque)

@@ -22,6 +22,8 @@
 #define HUGE    (64 * KiB)
 #define SIZE    (16 * MiB)
 
+static PostcopyMirrors mirrors;
+
 const TargetPageBits target_page = { .decided = true, .bits = 12,
                                     .mask = -1ull << 12 };
 
@@ -57,7 +59,7 @@ static void ram_init(RAMBlock *rb, int fd)
 
 static void ram_destroy(RAMBlock *rb)
 {
-    postcopy_mirrors_stop();
+    postcopy_mirrors_stop(&mirrors);
     postcopy_mirror_close(rb);
     g_assert(!rb->postcopy_mirror);
     munmap(rb->host, SIZE);
@@ -90,7 +92,7 @@ static void wait_for_memory(RAMBlock *rb)
 
 static void assert_no_mirror(RAMBlock *rb, bool others)
 {
-    g_assert_cmpuint(postcopy_mirror_open(rb, others), ==, 0);
+    g_assert_cmpuint(postcopy_mirror_open(&mirrors, rb, others), ==, 0);
     g_assert(!postcopy_mirror(rb, 0));
 }
 
@@ -105,7 +107,7 @@ static void test_none(void)
     rb.page_size = HUGE;
     rb.flags = 0;
     assert_no_mirror(&rb, false);
-    postcopy_mirrors_start();
+    postcopy_mirrors_start(&mirrors);
     ram_destroy(&rb);
 }
 
@@ -114,7 +116,7 @@ static void test_same_memory(void)
     RAMBlock rb;
 
     memfd_init(&rb);
-    g_assert_cmpuint(postcopy_mirror_open(&rb, false), ==,
+    g_assert_cmpuint(postcopy_mirror_open(&mirrors, &rb, false), ==,
                      UFFDIO_REGISTER_MODE_MINOR);
     *(char *)postcopy_mirror(&rb, HUGE + 1) = 42;
     g_assert_cmpint(((char *)rb.host)[HUGE + 1], ==, 42);
@@ -126,9 +128,9 @@ static void test_memory_comes_before(void)
     RAMBlock rb;
 
     memfd_init(&rb);
-    postcopy_mirror_open(&rb, false);
+    postcopy_mirror_open(&mirrors, &rb, false);
     ((char *)postcopy_mirror(&rb, 0))[HUGE] = 42;
-    postcopy_mirrors_start();
+    postcopy_mirrors_start(&mirrors);
     wait_for_memory(&rb);
     g_assert_cmpint(((char *)rb.host)[HUGE], ==, 42);
     ram_destroy(&rb);
@@ -142,9 +144,9 @@ static void test_not_for_unplugged_memory(void)
     memfd_init(&unplugged);
     memfd_init(&rb);
     unplugged.mr = &mr;
-    postcopy_mirror_open(&unplugged, false);
-    postcopy_mirror_open(&rb, false);
-    postcopy_mirrors_start();
+    postcopy_mirror_open(&mirrors, &unplugged, false);
+    postcopy_mirror_open(&mirrors, &rb, false);
+    postcopy_mirrors_start(&mirrors);
     /* They are gone through in order. */
     wait_for_memory(&rb);
     g_assert_cmpuint(memory(&unplugged), ==, 0);
@@ -158,8 +160,8 @@ static void test_stopped_early(void)
         RAMBlock rb;
 
         memfd_init(&rb);
-        postcopy_mirror_open(&rb, false);
-        postcopy_mirrors_start();
+        postcopy_mirror_open(&mirrors, &rb, false);
+        postcopy_mirrors_start(&mirrors);
         g_usleep(i * 20);
         ram_destroy(&rb);
     }
@@ -181,7 +183,7 @@ static void test_policy(void)
     if (syscall(SYS_mbind, rb.host, SIZE, MPOL_BIND, nodes, 1025, 0)) {
         g_test_skip("Linux without NUMA");
     } else {
-        postcopy_mirror_open(&rb, false);
+        postcopy_mirror_open(&mirrors, &rb, false);
         nodes[0] = 0;
         g_assert_cmpint(syscall(SYS_get_mempolicy, &mode, nodes, 1025,
                                 postcopy_mirror(&rb, 0), MPOL_F_ADDR), ==, 0);

@@ -65,14 +65,21 @@ bool migration_inject_fail(const char *point)
 }
 #endif
 
-static bool test_received(RAMBlock *rb, ram_addr_t start)
+static PostcopyPage page_of(unsigned page)
 {
-    return received_map[start / page_size];
+    return (PostcopyPage) {
+        block, page * page_size, ram + page * page_size, page_size
+    };
 }
 
-static void test_set_received(RAMBlock *rb, ram_addr_t start)
+static bool test_received(const PostcopyPage *page)
 {
-    received_map[start / page_size] = true;
+    return received_map[page->start / page_size];
+}
+
+static void test_set_received(const PostcopyPage *page)
+{
+    received_map[page->start / page_size] = true;
 }
 
 static const PostcopyRequestOps ops = {
@@ -85,12 +92,11 @@ static void place(unsigned page)
     g_autofree uintptr_t *from = g_malloc0(page_size);
     /* Every fourth page is zero */
     void *content = page % 4 ? from : NULL;
+    PostcopyPage p = page_of(page);
     bool wake, vcpu;
 
     from[0] = page % 4 ? page : 0;
-    if (!postcopy_request_claim(requests, block, page * page_size,
-                                ram + page * page_size, &wake,
-                                &vcpu)) {
+    if (!postcopy_request_claim(requests, &p, &wake, &vcpu)) {
         return;
     }
     if (mirror) {
@@ -102,10 +108,7 @@ static void place(unsigned page)
             content = memcpy(mirror + page * page_size, from, page_size);
         }
     }
-    g_assert_cmpint(postcopy_place(requests, ufd, block, page * page_size,
-                                   ram + page * page_size, content, page_size,
-                                   wake),
-                    ==, 0);
+    g_assert_cmpint(postcopy_place(requests, ufd, &p, content, wake), ==, 0);
 }
 
 static void ask(unsigned page)
@@ -119,17 +122,17 @@ static void *fault_thread(void *opaque)
 
     while (!qatomic_read(&quit)) {
         struct uffd_msg msg;
+        PostcopyPage p;
         unsigned page;
 
         if (poll(&pfd, 1, 10) <= 0 || uffd_read_events(ufd, &msg, 1) != 1) {
             continue;
         }
         page = (msg.arg.pagefault.address - (uintptr_t)ram) / page_size;
-        switch (postcopy_request_begin(requests, block, page * page_size,
-                                       ram + page * page_size,
-                                       &(PostcopyFault) {
+        p = page_of(page);
+        switch (postcopy_request_begin(requests, &p, &(PostcopyFault) {
                     .cpu = -1, .tid = msg.arg.pagefault.feat.ptid })) {
-        case POSTCOPY_PAGE_ASK:
+        case POSTCOPY_PAGE_REQUEST:
             ask(page);
             break;
         case POSTCOPY_PAGE_RECEIVED:
@@ -138,7 +141,7 @@ static void *fault_thread(void *opaque)
             }
             wakes++;
             break;
-        case POSTCOPY_PAGE_ASKED:
+        case POSTCOPY_PAGE_REQUESTED:
             break;
         }
     }
@@ -279,12 +282,13 @@ static void test_late_fault(const void *shared)
 static void test_eexist(void)
 {
     g_autofree void *from = g_malloc0(qemu_real_host_page_size());
+    PostcopyPage page;
 
     start(false);
     place(1);
     received_map[1] = false;
-    g_assert_cmpint(postcopy_place(requests, ufd, block, page_size,
-                                   ram + page_size, from, page_size, true),
+    page = page_of(1);
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, from, true),
                     ==, -EEXIST);
     g_assert_false(received_map[1]);
     g_assert_cmpuint(*(uint64_t *)(ram + page_size), ==, 1);
@@ -295,11 +299,13 @@ static void test_eexist(void)
 static void test_enoent(void)
 {
     g_autofree void *from = g_malloc0(qemu_real_host_page_size());
+    PostcopyPage page;
 
     start(false);
     g_assert_cmpint(uffd_unregister_memory(ufd, ram, page_size), ==, 0);
-    g_assert_cmpint(postcopy_place(requests, ufd, block, 0, ram, from,
-                                   page_size, true), ==, -ENOENT);
+    page = page_of(0);
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, from, true),
+                    ==, -ENOENT);
     g_assert_false(received_map[0]);
     end();
 }
@@ -352,6 +358,7 @@ static void test_esrch(void)
 {
     g_autofree void *from = g_malloc0(qemu_real_host_page_size());
     int sockets[2], own = ufd, status;
+    PostcopyPage page;
     pid_t child;
 
 #ifdef CONFIG_TSAN
@@ -373,9 +380,10 @@ static void test_esrch(void)
     memset(received_map, 0, sizeof(received_map));
     page_size = qemu_real_host_page_size();
     /* Any address: there is none any more */
-    g_assert_cmpint(postcopy_place(requests, ufd, block, 0,
-                                   (void *)(uintptr_t)page_size, from,
-                                   page_size, true), ==, -ESRCH);
+    page = page_of(0);
+    page.host = (void *)(uintptr_t)page_size;
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, from, true),
+                    ==, -ESRCH);
     g_assert_false(received_map[0]);
     postcopy_requests_free(requests);
     close(ufd);
@@ -411,8 +419,9 @@ static void test_enomem(void)
                                          UFFDIO_REGISTER_MODE_MISSING,
                                          &ioctls), ==, 0);
     for (size_t at = 0; !ret && at < length; at += size) {
-        ret = postcopy_place(requests, ufd, block, 0, ram + at, from, size,
-                             true);
+        PostcopyPage page = { block, 0, ram + at, size };
+
+        ret = postcopy_place(requests, ufd, &page, from, true);
     }
     g_assert_cmpint(ret, ==, -ENOMEM);
     munmap(ram, length);
@@ -445,6 +454,7 @@ static void test_eagain(void)
     struct pollfd pfd;
     QemuThread remover, reader;
     struct uffdio_copy copy = { };
+    PostcopyPage page;
     g_autofree char *from = NULL;
 
     ufd = open_ufd(UFFD_FEATURE_EVENT_REMOVE);
@@ -475,10 +485,9 @@ static void test_eagain(void)
     copy.dst = (uintptr_t)ram + 8 * page_size;
     copy.len = 2 * page_size;
     from[0] = 8;
-    g_assert_cmpint(postcopy_place(requests, ufd, block, 8 * page_size,
-                                   ram + 8 * page_size, from, 2 * page_size,
-                                   true),
-                    <, 0);
+    page = page_of(8);
+    page.size *= 2;
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, from, true), <, 0);
     g_assert_cmpuint(*(uint64_t *)(ram + 8 * page_size), ==, 8);
     g_assert_cmpuint(*(uint64_t *)(ram + 9 * page_size), ==, 9);
     copy.dst = (uintptr_t)ram + 10 * page_size;

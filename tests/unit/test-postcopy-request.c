@@ -30,16 +30,30 @@ static struct {
 static char host_memory[PAGES * PAGE];
 static RAMBlock *const block = (RAMBlock *)&mem;
 
-static bool test_received(RAMBlock *rb, ram_addr_t start)
+static PostcopyPage page_of(unsigned page)
 {
-    g_assert(rb == block);
-    return mem.received_map[start / PAGE];
+    return (PostcopyPage) {
+        block, page * PAGE, host_memory + page * PAGE, PAGE
+    };
 }
 
-static void test_set_received(RAMBlock *rb, ram_addr_t start)
+static void check_page(const PostcopyPage *page)
 {
-    g_assert(rb == block);
-    mem.received_map[start / PAGE] = true;
+    g_assert(page->rb == block);
+    g_assert_cmpuint((char *)page->host - host_memory, ==, page->start);
+    g_assert_cmpuint(page->size, ==, PAGE);
+}
+
+static bool test_received(const PostcopyPage *page)
+{
+    check_page(page);
+    return mem.received_map[page->start / PAGE];
+}
+
+static void test_set_received(const PostcopyPage *page)
+{
+    check_page(page);
+    mem.received_map[page->start / PAGE] = true;
 }
 
 static const PostcopyRequestOps ops = {
@@ -57,15 +71,15 @@ static PostcopyRequests *setup(void)
 }
 
 /* By thread @tid, which is a vCPU's if it has a waiter */
-static PostcopyPageState begin_by(PostcopyRequests *r, unsigned page,
+static PostcopyPageState begin_by(PostcopyRequests *r, unsigned n,
                                   PostcopyWaiter *waiter, uint32_t tid)
 {
+    PostcopyPage page = page_of(n);
     PostcopyFault fault = {
         .cpu = waiter ? 0 : -1, .tid = tid, .waiter = waiter
     };
 
-    return postcopy_request_begin(r, block, page * PAGE,
-                                  host_memory + page * PAGE, &fault);
+    return postcopy_request_begin(r, &page, &fault);
 }
 
 static PostcopyPageState begin(PostcopyRequests *r, unsigned page,
@@ -78,10 +92,11 @@ static PostcopyPageState begin(PostcopyRequests *r, unsigned page,
                     waiter ? (uintptr_t)waiter : qatomic_inc_fetch(&others));
 }
 
-static void complete(PostcopyRequests *r, unsigned page)
+static void complete(PostcopyRequests *r, unsigned n)
 {
-    postcopy_request_complete(r, block, page * PAGE, host_memory + page * PAGE,
-                              POSTCOPY_PLACE_COPY, PAGE, false);
+    PostcopyPage page = page_of(n);
+
+    postcopy_request_complete(r, &page, POSTCOPY_PLACE_COPY, false);
 }
 
 /* How often each page is in the list of outstanding ones */
@@ -91,9 +106,9 @@ static void count(PostcopyRequests *r, unsigned *pages)
 
     memset(pages, 0, PAGES * sizeof(*pages));
     for (guint i = 0; i < list->len; i++) {
-        PostcopyRequested *page = &g_array_index(list, PostcopyRequested, i);
+        PostcopyPage *page = &g_array_index(list, PostcopyPage, i);
 
-        g_assert(page->rb == block);
+        check_page(page);
         pages[page->start / PAGE]++;
     }
 }
@@ -106,9 +121,9 @@ static void test_once(void)
     unsigned pages[PAGES];
 
     g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 0);
-    g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_ASK);
-    g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_ASKED);
-    g_assert_cmpint(begin(r, 2, NULL), ==, POSTCOPY_PAGE_ASK);
+    g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_REQUEST);
+    g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_REQUESTED);
+    g_assert_cmpint(begin(r, 2, NULL), ==, POSTCOPY_PAGE_REQUEST);
 
     count(r, pages);
     g_assert_cmpuint(pages[1], ==, 1);
@@ -116,10 +131,10 @@ static void test_once(void)
     g_assert_cmpuint(pages[3], ==, 0);
 
     g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 2);
-    g_assert_cmpuint(oldest.start, ==, PAGE);
+    g_assert_cmpuint(oldest.page.start, ==, PAGE);
     complete(r, 1);
     g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 1);
-    g_assert_cmpuint(oldest.start, ==, 2 * PAGE);
+    g_assert_cmpuint(oldest.page.start, ==, 2 * PAGE);
     g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_RECEIVED);
     count(r, pages);
     g_assert_cmpuint(pages[1], ==, 0);
@@ -144,37 +159,40 @@ static void test_once(void)
     postcopy_requests_free(r);
 }
 
-static bool claim(PostcopyRequests *r, bool *uffd, bool *vcpu)
+static bool claim(PostcopyRequests *r, unsigned n, bool *uffd, bool *vcpu)
 {
-    return postcopy_request_claim(r, block, 0, host_memory, uffd, vcpu);
+    PostcopyPage page = page_of(n);
+
+    return postcopy_request_claim(r, &page, uffd, vcpu);
 }
 
 /* A page that is filled where it lies is filled by one thread, and once */
 static void test_claim(void)
 {
     PostcopyRequests *r = setup();
+    PostcopyPage page = page_of(0);
     PostcopyRequestCounts counts;
     PostcopyWaiter waiter;
     bool uffd, vcpu;
 
     postcopy_waiter_init(&waiter);
-    g_assert_true(claim(r, &uffd, &vcpu));
+    g_assert_true(claim(r, 0, &uffd, &vcpu));
     g_assert_false(uffd);
     g_assert_false(vcpu);
-    g_assert_false(claim(r, &uffd, &vcpu));
+    g_assert_false(claim(r, 0, &uffd, &vcpu));
     postcopy_requests_unclaim_all(r);
     begin(r, 0, NULL);
-    g_assert_true(claim(r, &uffd, &vcpu));
+    g_assert_true(claim(r, 0, &uffd, &vcpu));
     g_assert_true(uffd);
     g_assert_false(vcpu);
-    postcopy_request_unclaim(r, host_memory);
+    postcopy_request_unclaim(r, &page);
     begin(r, 0, &waiter);
-    g_assert_true(claim(r, &uffd, &vcpu));
+    g_assert_true(claim(r, 0, &uffd, &vcpu));
     g_assert_true(uffd);
     g_assert_true(vcpu);
     complete(r, 0);
     g_assert_true(postcopy_request_wait(r, &waiter));
-    g_assert_false(claim(r, &uffd, &vcpu));
+    g_assert_false(claim(r, 0, &uffd, &vcpu));
 
     postcopy_requests_counts(r, &counts);
     g_assert_cmpuint(counts.duplicates, ==, 2);
@@ -187,35 +205,32 @@ static void test_run(void)
 {
     enum { WINDOW = 16 * PAGE };
     PostcopyRequests *r = setup();
-    ram_addr_t start = 20 * PAGE;
-    size_t size = PAGE;
+    PostcopyPage run = page_of(20);
 
     for (int page = 0; page < PAGES; page++) {
         mem.received_map[page] = page != 18 && page != 29;
     }
-    postcopy_requests_run(r, block, PAGES * PAGE, WINDOW, &start, &size);
-    g_assert_cmpuint(start, ==, 19 * PAGE);
-    g_assert_cmpuint(size, ==, 10 * PAGE);
+    postcopy_requests_run(r, &run, PAGES * PAGE, WINDOW);
+    g_assert_cmpuint(run.start, ==, 19 * PAGE);
+    g_assert(run.host == host_memory + 19 * PAGE);
+    g_assert_cmpuint(run.size, ==, 10 * PAGE);
 
     /* The window's ends, and the block's */
-    start = 40 * PAGE;
-    size = PAGE;
-    postcopy_requests_run(r, block, PAGES * PAGE, WINDOW, &start, &size);
-    g_assert_cmpuint(start, ==, 32 * PAGE);
-    g_assert_cmpuint(size, ==, WINDOW);
-    start = 40 * PAGE;
-    size = PAGE;
-    postcopy_requests_run(r, block, 42 * PAGE, WINDOW, &start, &size);
-    g_assert_cmpuint(start, ==, 32 * PAGE);
-    g_assert_cmpuint(size, ==, 10 * PAGE);
+    run = page_of(40);
+    postcopy_requests_run(r, &run, PAGES * PAGE, WINDOW);
+    g_assert_cmpuint(run.start, ==, 32 * PAGE);
+    g_assert_cmpuint(run.size, ==, WINDOW);
+    run = page_of(40);
+    postcopy_requests_run(r, &run, 42 * PAGE, WINDOW);
+    g_assert_cmpuint(run.start, ==, 32 * PAGE);
+    g_assert_cmpuint(run.size, ==, 10 * PAGE);
 
     /* When received bits may be gone */
     postcopy_requests_stop(r);
-    start = 40 * PAGE;
-    size = PAGE;
-    postcopy_requests_run(r, block, PAGES * PAGE, WINDOW, &start, &size);
-    g_assert_cmpuint(start, ==, 40 * PAGE);
-    g_assert_cmpuint(size, ==, PAGE);
+    run = page_of(40);
+    postcopy_requests_run(r, &run, PAGES * PAGE, WINDOW);
+    g_assert_cmpuint(run.start, ==, 40 * PAGE);
+    g_assert_cmpuint(run.size, ==, PAGE);
     postcopy_requests_free(r);
 }
 
@@ -279,7 +294,7 @@ static void test_stopped(void)
     g_assert_cmpint(begin(r, 0, NULL), ==, POSTCOPY_PAGE_RECEIVED);
 
     postcopy_requests_start(r);
-    g_assert_cmpint(begin(r, 0, NULL), ==, POSTCOPY_PAGE_ASK);
+    g_assert_cmpint(begin(r, 0, NULL), ==, POSTCOPY_PAGE_REQUEST);
     postcopy_waiter_destroy(&waiter);
     postcopy_requests_free(r);
 }
@@ -310,7 +325,7 @@ static void test_waiters(void)
         waits[i].r = r;
         postcopy_waiter_init(&waits[i].waiter);
         g_assert_cmpint(begin(r, 7, &waits[i].waiter), ==,
-                        i ? POSTCOPY_PAGE_ASKED : POSTCOPY_PAGE_ASK);
+                        i ? POSTCOPY_PAGE_REQUESTED : POSTCOPY_PAGE_REQUEST);
         qemu_thread_create(&threads[i], "wait", wait_fn, &waits[i],
                            QEMU_THREAD_JOINABLE);
     }
@@ -370,7 +385,7 @@ static void test_stop_waits(void)
 
     begin(r, 0, NULL);
     g_assert_true(postcopy_requests_enter(r));
-    g_assert_true(claim(r, &uffd, &vcpu));
+    g_assert_true(claim(r, 0, &uffd, &vcpu));
     qemu_thread_create(&thread, "stop", stop_fn, r, QEMU_THREAD_JOINABLE);
     while (begin(r, 1, NULL) != POSTCOPY_PAGE_RECEIVED) {
         /* not stopped yet */
@@ -386,8 +401,7 @@ static void test_stop_waits(void)
     postcopy_requests_leave(r);
     qemu_thread_join(&thread);
     g_assert_true(mem.received_map[0]);
-    g_assert_false(postcopy_request_claim(r, block, PAGE, host_memory + PAGE,
-                                          &uffd, &vcpu));
+    g_assert_false(claim(r, 1, &uffd, &vcpu));
     postcopy_requests_free(r);
 }
 
@@ -434,7 +448,7 @@ static void test_kick(void)
     /* The page is still outstanding; nobody waits for it */
     count(r, pages);
     g_assert_cmpuint(pages[1], ==, 1);
-    g_assert_cmpint(begin(r, 1, &w.waiter), ==, POSTCOPY_PAGE_ASKED);
+    g_assert_cmpint(begin(r, 1, &w.waiter), ==, POSTCOPY_PAGE_REQUESTED);
     postcopy_waiter_kick(&w.waiter);
     g_assert_false(postcopy_request_wait(r, &w.waiter));
     complete(r, 1);
@@ -518,7 +532,7 @@ static void *stress_vcpu(void *opaque)
         PostcopyPageState state;
 
         while ((state = begin(s->r, page, waiter)) != POSTCOPY_PAGE_RECEIVED) {
-            if (state == POSTCOPY_PAGE_ASK) {
+            if (state == POSTCOPY_PAGE_REQUEST) {
                 wire_send(s, page);
             }
             if (!postcopy_request_wait(s->r, waiter)) {
@@ -540,7 +554,7 @@ static void *stress_kick(void *opaque)
 
         postcopy_waiter_kick(&s->waiters[i % VCPUS]);
         if (postcopy_requests_outstanding(s->r, &oldest)) {
-            g_assert(oldest.rb == block);
+            g_assert(oldest.page.rb == block);
         }
         if (i % 64 == 0) {
             g_usleep(50);
