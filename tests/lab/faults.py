@@ -25,7 +25,7 @@ from qemu.qmp import ExecuteError, QMPError
 from tests.lab import guest
 from tests.lab.lab import CommandFailed
 from tests.lab.pair import MIB, Pair, Side
-from tests.lab.wire import MAIN, VM_EOF, Close, Copy, Page, Wire
+from tests.lab.wire import MAIN, VM_EOF, Close, Copy, Page, Send, Wire
 
 HANG_S = 60
 QUIT_S = 20
@@ -70,6 +70,7 @@ class PhaseWire(Wire):
         self._go = threading.Event()
         self._hold_back = False
         super().__init__(to)
+        self.kept = bytearray()
 
     def go(self) -> None:
         self._go.set()
@@ -93,26 +94,26 @@ class PhaseWire(Wire):
     def _forward(self, channel: int) -> Copy:
         return self._main if channel == MAIN else self._copy
 
-    def _send_package(self, package: bytes, b: socket.socket) -> None:
+    def _send_package(self, package: bytes, send: Send) -> None:
         sent = int(self.part * len(package)) if self.phase == "switch" else len(package)
-        b.sendall(package[:sent])
+        send(package[:sent])
         if self.phase in ("switch", "listen"):
             self._hold()
-        b.sendall(package[sent:])
+        send(package[sent:])
 
-    def _send(self, items: Iterable[Page | bytes], b: socket.socket) -> None:
+    def _send(self, items: Iterable[Page | bytes], send: Send) -> None:
         for item in items:
             data = item.pack() if isinstance(item, Page) else item
             if data == bytes([VM_EOF]):
-                self._end(b)
+                self._end(send)
             else:
-                b.sendall(data)
+                send(data)
 
-    def _end(self, b: socket.socket) -> None:
+    def _end(self, send: Send) -> None:
         self._hold_back = self.phase == "end"
         if self.phase == "eof" and self.part <= 0.5:
             self._hold()
-        b.sendall(bytes([VM_EOF]))
+        send(bytes([VM_EOF]))
         if self.phase == "eof":
             self._hold()
 

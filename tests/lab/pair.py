@@ -342,6 +342,9 @@ class BasePair(ABC, Generic[AnySide]):
             for path in side.console, side.trace_log:
                 with contextlib.suppress(CommandFailed, LabError, OSError):
                     (to / path.rsplit("/", 1)[1]).write_bytes(side.lab.read_file(path))
+        for n, wire in enumerate(self.wires):
+            if wire.kept:
+                (to / f"wire{n}.stream").write_bytes(wire.kept)
         return f"logs of this test's QEMUs and guest: {to}; of L1's kernel: {self.lab.serial_log}"
 
     # Migration

@@ -122,6 +122,7 @@ class Wire:
         self.stopped = False
         self.swallows = False   # what the source sends, from here on
         self.is_cut = False
+        self.kept: bytearray | None = None  # what the main channel has passed on, if it is kept
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.uri = f"tcp:{HOST}:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -203,26 +204,31 @@ class Wire:
 
     def _urgent(self, a: socket.socket, b: socket.socket) -> None:
         with a.makefile("rb") as stream:
-            self._send(Pages(stream).all(), b)
+            self._send(Pages(stream).all(), b.sendall)
 
     def _main(self, a: socket.socket, b: socket.socket) -> None:
+        def send(data: bytes) -> None:
+            if self.kept is not None:
+                self.kept += data
+            b.sendall(data)
+
         with a.makefile("rb") as stream:
-            if (package := package_of(stream, b.sendall)) is not None:
-                self._send_package(package, b)
-                self._send(Pages(stream).after_the_package(), b)
+            if (package := package_of(stream, send)) is not None:
+                self._send_package(package, send)
+                self._send(Pages(stream).after_the_package(), send)
 
-    def _send_package(self, package: bytes, b: socket.socket) -> None:
-        b.sendall(package)
+    def _send_package(self, package: bytes, send: Send) -> None:
+        send(package)
 
-    def _send(self, items: Iterable[Page | bytes], b: socket.socket) -> None:
+    def _send(self, items: Iterable[Page | bytes], send: Send) -> None:
         """Of a channel on which there is a lie."""
         assert self.lie
         n = 0
         for item in items:
             if isinstance(item, bytes):
-                self.lie.pass_on(item, b.sendall)
+                self.lie.pass_on(item, send)
             else:
-                self.lie(n, item, b.sendall)
+                self.lie(n, item, send)
                 n += 1
 
     def cut(self) -> None:
