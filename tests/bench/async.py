@@ -14,10 +14,10 @@ import statistics
 
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
-from tests.bench.network import APPEND, Network, programs
 from tests.lab import program
 from tests.lab.lab import Lab
 from tests.lab.linux_pair import LinuxPair
+from tests.lab.network import APPEND, Network, programs
 from tests.lab.pair import MIB, STOCK
 from tests.lab.program import ProgramError, say
 

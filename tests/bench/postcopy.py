@@ -25,9 +25,9 @@ from typing import Any
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
 from tests.bench.host import EXIT_ON_MISSING, Host
-from tests.bench.network import APPEND, Network, programs
 from tests.lab import program
 from tests.lab.lab import Lab
+from tests.lab.network import APPEND, Network, programs
 from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import qemu
 from tests.lab.program import ProgramError, aligned, quantile, say

@@ -4,6 +4,7 @@
     paths       where things lie in the checkout
     lab         the first-level machine; initramfs: what is in it; arches: marks of its tests
     pair        two QEMUs and a migration between them; wire: what lies between; faults: what befalls it
+    network     a link with a delay between the two; tls: keys
     snapshot    a QEMU of which background snapshots are taken
     guest       the payload; linux_guest, linux_pair: Linux in its place
     clocks      what a migration does to a guest's clocks; counters: to those of arm64

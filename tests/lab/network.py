@@ -3,6 +3,7 @@
 and between it and the rest lies a link with a delay and a bandwidth (tc netem)."""
 import shutil
 
+from tests.lab.lab import Place
 from tests.lab.pair import QMP_PORT
 from tests.lab.program import ProgramError
 
@@ -14,10 +15,10 @@ APPEND = "highres=on"
 QUEUE_PACKETS = 100000
 
 
-def programs():
+def programs() -> list[str]:
     """Of the host, to have in the lab."""
-    found = [shutil.which(name, path="/usr/sbin:/sbin:/usr/bin:/bin") for name in ("ip", "tc")]
-    if not all(found):
+    found = [path for name in ("ip", "tc") if (path := shutil.which(name, path="/usr/sbin:/sbin:/usr/bin:/bin"))]
+    if len(found) != 2:
         raise ProgramError("no ip or no tc: scripts/deps lab")
     return found
 
@@ -27,7 +28,7 @@ class Network:
 
     uri = f"tcp:{THERE}:4010"
 
-    def __init__(self, lab, delay_us, bandwidth_mbit):
+    def __init__(self, lab: Place, delay_us: int, bandwidth_mbit: int) -> None:
         ip, tc = programs()
         self.wrapper = (ip, "netns", "exec", SPACE)
         netem = f"root netem limit {QUEUE_PACKETS} delay {delay_us}us"
