@@ -95,10 +95,17 @@ static void postcopy_fault_missed(const PostcopyPage *page, uint32_t tid)
     mark_postcopy_blocktime_begin((uintptr_t)page->host, tid, page->rb);
 }
 
+/* Under the lock: the fault thread ends after postcopy_requests_stop() */
+static void postcopy_fault_deferred(void)
+{
+    postcopy_fault_thread_notify(migration_incoming_get_current());
+}
+
 static const PostcopyRequestOps postcopy_fault_request_ops = {
     .received = postcopy_fault_received,
     .set_received = postcopy_fault_set_received,
     .missed = postcopy_fault_missed,
+    .deferred = postcopy_fault_deferred,
 };
 
 void postcopy_fault_init(MigrationIncomingState *mis)
@@ -199,7 +206,9 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
         return state;
     }
     migration_inject_hold("postcopy-exit");
-    if (state == POSTCOPY_PAGE_REQUEST) {
+    if (state == POSTCOPY_PAGE_REQUEST && waiter->come) {
+        postcopy_request_defer(mis->page_requests, page);
+    } else if (state == POSTCOPY_PAGE_REQUEST) {
         /*
          * If it cannot be sent, the wait lasts until recovery sends it.  The
          * socket cannot fill up, since a vCPU requests few pages at a time.
@@ -207,6 +216,20 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
         postcopy_fault_request(mis, page, false);
     }
     return state;
+}
+
+void postcopy_fault_send_deferred(MigrationIncomingState *mis)
+{
+    PostcopyPage page;
+    bool any = false;
+
+    while (postcopy_requests_next_deferred(mis->page_requests, &page)) {
+        postcopy_fault_request(mis, &page, true);
+        any = true;
+    }
+    if (any) {
+        migrate_flush_rp_messages(mis);
+    }
 }
 
 static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page)

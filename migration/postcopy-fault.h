@@ -79,10 +79,14 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
 /*
  * A vCPU has missed a page: request it if it was not requested.  @waiter is
  * woken, or called, when it has been received, unless the answer is
- * POSTCOPY_PAGE_RECEIVED.
+ * POSTCOPY_PAGE_RECEIVED.  The fault thread sends the request of a vCPU that
+ * does not wait, which has better things to do.
  */
 PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
                                        PostcopyWaiter *waiter);
+
+/* In the fault thread, when it is woken: send the requests that are deferred */
+void postcopy_fault_send_deferred(MigrationIncomingState *mis);
 
 /*
  * The source has resumed: let requests pass again, and request anew all that

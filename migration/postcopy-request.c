@@ -23,6 +23,9 @@ typedef struct PostcopyWait {
 typedef struct PostcopyRequest {
     QSLIST_ENTRY(PostcopyRequest) next_free;
     PostcopyPage page;
+    /* To be sent; in the list of these */
+    bool deferred;
+    QTAILQ_ENTRY(PostcopyRequest) next_deferred;
     int64_t since;
     QSLIST_HEAD(, PostcopyWait) waits;
     /* A thread waits in userfaultfd */
@@ -37,6 +40,8 @@ struct PostcopyRequests {
     bool active;
     /* Address of a host page -> PostcopyRequest */
     GHashTable *pages;
+    /* Entries that the sender is to send */
+    QTAILQ_HEAD(, PostcopyRequest) deferred;
     /* Addresses of pages that are being placed: about one for each channel */
     GPtrArray *claims;
     /* Threads between postcopy_requests_enter() and _leave() */
@@ -98,6 +103,9 @@ static void postcopy_request_end(PostcopyRequests *r, PostcopyRequest *req,
         }
         QSLIST_INSERT_HEAD(&r->free_waits, wait, next);
     }
+    if (req->deferred) {
+        QTAILQ_REMOVE(&r->deferred, req, next_deferred);
+    }
     QSLIST_INSERT_HEAD(&r->free_requests, req, next_free);
 }
 
@@ -130,6 +138,7 @@ PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
     qemu_cond_init(&r->empty);
     r->pages = g_hash_table_new(NULL, NULL);
     r->claims = g_ptr_array_new();
+    QTAILQ_INIT(&r->deferred);
     postcopy_meter_init(&r->meter);
     return r;
 }
@@ -283,6 +292,37 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
         r->counts.wakes += received;
     }
     return received ? POSTCOPY_PAGE_RECEIVED : state;
+}
+
+void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page)
+{
+    PostcopyRequest *req;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    req = g_hash_table_lookup(r->pages, page->host);
+    /* It may have been received meanwhile, and missed once more */
+    if (req && !req->deferred) {
+        if (QTAILQ_EMPTY(&r->deferred)) {
+            r->ops->deferred();
+        }
+        req->deferred = true;
+        QTAILQ_INSERT_TAIL(&r->deferred, req, next_deferred);
+    }
+}
+
+bool postcopy_requests_next_deferred(PostcopyRequests *r, PostcopyPage *page)
+{
+    PostcopyRequest *req;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    req = QTAILQ_FIRST(&r->deferred);
+    if (!req) {
+        return false;
+    }
+    req->deferred = false;
+    QTAILQ_REMOVE(&r->deferred, req, next_deferred);
+    *page = req->page;
+    return true;
 }
 
 /* Returns false if the waiter was taken out, and is about to be woken */

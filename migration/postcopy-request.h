@@ -41,6 +41,8 @@ typedef struct PostcopyRequestOps {
     void (*set_received)(const PostcopyPage *page);
     /* Or NULL.  Thread @tid waits for the page and nothing else */
     void (*missed)(const PostcopyPage *page, uint32_t tid);
+    /* Wake the sender.  NULL if no request is deferred. */
+    void (*deferred)(void);
 } PostcopyRequestOps;
 
 /*
@@ -158,6 +160,11 @@ void postcopy_requests_leave(PostcopyRequests *r);
 PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
                                          const PostcopyPage *page,
                                          const PostcopyFault *fault);
+
+/* After POSTCOPY_PAGE_REQUEST: let the sender send it, in place of the caller */
+void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page);
+/* Of the sender: take one of these.  Returns false if there is none. */
+bool postcopy_requests_next_deferred(PostcopyRequests *r, PostcopyPage *page);
 
 /**
  * postcopy_request_wait: sleep until the page has come

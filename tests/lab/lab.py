@@ -349,7 +349,7 @@ class Lab:
             if not self.alive:
                 self.died("while it booted")
             if time.monotonic() > end:
-                raise LabError(f"L1 did not boot in {self.boot_timeout} s; {self._tail()}")
+                raise LabError(f"L1 did not boot in {self.boot_timeout} s; {self._where()}; {self._tail()}")
             time.sleep(0.05)
         archive.unlink()
 
@@ -446,6 +446,11 @@ class Lab:
             return self.serial_log.read_text(errors="replace")
         except FileNotFoundError:
             return ""
+
+    def _where(self) -> str:
+        """What L1's processors are at, for System.map."""
+        registers = self._qmp("human-monitor-command", {"command-line": "info registers -a"})
+        return ", ".join(re.findall(r"^(CPU#\d+|RIP=\S+|.*\bPC=\w+|.*HLT=\d)", registers, re.M))
 
     def _tail(self) -> str:
         lines = self.log().splitlines()[-40:]

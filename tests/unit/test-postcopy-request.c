@@ -56,9 +56,17 @@ static void test_set_received(const PostcopyPage *page)
     mem.received_map[page->start / PAGE] = true;
 }
 
+static unsigned sender_woken;
+
+static void test_deferred(void)
+{
+    sender_woken++;
+}
+
 static const PostcopyRequestOps ops = {
     .received = test_received,
     .set_received = test_set_received,
+    .deferred = test_deferred,
 };
 
 static PostcopyRequests *setup(void)
@@ -231,6 +239,42 @@ static void test_run(void)
     postcopy_requests_run(r, &run, PAGES * PAGE, WINDOW);
     g_assert_cmpuint(run.start, ==, 40 * PAGE);
     g_assert_cmpuint(run.size, ==, PAGE);
+    postcopy_requests_free(r);
+}
+
+/* The sender is woken once, and has what was not received meanwhile */
+static void test_defer(void)
+{
+    PostcopyRequests *r = setup();
+    PostcopyPage page;
+
+    sender_woken = 0;
+    for (unsigned n = 0; n < 3; n++) {
+        page = page_of(n);
+        g_assert_cmpint(begin(r, n, NULL), ==, POSTCOPY_PAGE_REQUEST);
+        postcopy_request_defer(r, &page);
+    }
+    g_assert_cmpuint(sender_woken, ==, 1);
+    complete(r, 1);
+    g_assert_true(postcopy_requests_next_deferred(r, &page));
+    g_assert_cmpuint(page.start, ==, 0);
+    g_assert_true(postcopy_requests_next_deferred(r, &page));
+    g_assert_cmpuint(page.start, ==, 2 * PAGE);
+    g_assert_false(postcopy_requests_next_deferred(r, &page));
+
+    /* It may come too late */
+    begin(r, 3, NULL);
+    complete(r, 3);
+    page = page_of(3);
+    postcopy_request_defer(r, &page);
+    g_assert_cmpuint(sender_woken, ==, 1);
+
+    begin(r, 4, NULL);
+    page = page_of(4);
+    postcopy_request_defer(r, &page);
+    g_assert_cmpuint(sender_woken, ==, 2);
+    postcopy_requests_stop(r);
+    g_assert_false(postcopy_requests_next_deferred(r, &page));
     postcopy_requests_free(r);
 }
 
@@ -634,6 +678,7 @@ int main(int argc, char **argv)
     g_test_add_func("/postcopy-request/once", test_once);
     g_test_add_func("/postcopy-request/claim", test_claim);
     g_test_add_func("/postcopy-request/run", test_run);
+    g_test_add_func("/postcopy-request/defer", test_defer);
     g_test_add_func("/postcopy-request/again", test_again);
     g_test_add_func("/postcopy-request/meter", test_meter);
     g_test_add_func("/postcopy-request/stopped", test_stopped);

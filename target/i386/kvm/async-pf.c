@@ -41,10 +41,12 @@ typedef struct Msrs {
     uint64_t vector;
 } Msrs;
 
+/* What KVM copies to kvm_run at each exit, which saves two ioctls */
+#define SYNC_REGS (KVM_SYNC_X86_SREGS | KVM_SYNC_X86_EVENTS)
+
 /* What only a vCPU's own thread knows */
 static __thread struct {
     /* By can(), for announce() */
-    struct kvm_vcpu_events events;
     Msrs msrs;
     /* Halted by halt(), with this RIP */
     bool halted;
@@ -108,10 +110,9 @@ static unsigned async_pf_id(CPUState *cs)
 
 static bool async_pf_no_event(CPUState *cs)
 {
-    struct kvm_vcpu_events *events = &async_pf.events;
+    struct kvm_vcpu_events *events = &cs->kvm_run->s.regs.events;
 
-    return !kvm_vcpu_ioctl(cs, KVM_GET_VCPU_EVENTS, events) &&
-           !events->exception.injected && !events->exception.pending &&
+    return !events->exception.injected && !events->exception.pending &&
            !events->interrupt.injected && !events->interrupt.shadow &&
            !events->nmi.injected && !events->smi.smm &&
            !events->triple_fault.pending;
@@ -122,7 +123,7 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
 {
     CPUX86State *env = &X86_CPU(cs)->env;
     struct kvm_run *run = cs->kvm_run;
-    struct kvm_sregs sregs;
+    struct kvm_sregs *sregs = &run->s.regs.sregs;
     Msrs *m = &async_pf.msrs;
 
     /*
@@ -132,7 +133,7 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
      */
     if (!run->if_flag || run->flags & (KVM_RUN_X86_SMM | KVM_RUN_X86_GUEST_MODE)
         || !(run->apic_base & MSR_IA32_APICBASE_ENABLE) ||
-        cs->singlestep_enabled || !async_pf_no_event(cs)) {
+        run->kvm_valid_regs != SYNC_REGS || cs->singlestep_enabled || !async_pf_no_event(cs)) {
         return POSTCOPY_ASYNC_EVENT;
     }
 
@@ -141,9 +142,8 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
         !async_pf_get_msrs(cs, m)) {
         return POSTCOPY_ASYNC_WITHOUT;
     }
-    if (kvm_vcpu_ioctl(cs, KVM_GET_SREGS, &sregs) < 0 ||
-        !(sregs.cr0 & CR0_PG_MASK) ||
-        (!sregs.ss.dpl && !(m->en & KVM_ASYNC_PF_SEND_ALWAYS))) {
+    if (!(sregs->cr0 & CR0_PG_MASK) ||
+        (!sregs->ss.dpl && !(m->en & KVM_ASYNC_PF_SEND_ALWAYS))) {
         return POSTCOPY_ASYNC_KERNEL;
     }
     *data = m->en & EN_ADDRESS;
@@ -152,7 +152,7 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
 
 static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 {
-    struct kvm_vcpu_events *events = &async_pf.events;
+    struct kvm_vcpu_events *events = &cs->kvm_run->s.regs.events;
     Msrs *m = &async_pf.msrs;
 
     if (async_pf_read_data(m, FLAGS_OFFSET)) {
@@ -243,6 +243,7 @@ void kvm_async_pf_pre_run(CPUState *cs)
     Msrs m;
     int ret;
 
+    cs->kvm_run->kvm_valid_regs = v ? SYNC_REGS : 0;
     if (likely(!v) || likely(!postcopy_async_pending(v))) {
         return;
     }
@@ -328,9 +329,11 @@ static bool async_pf_start(Error **errp)
         return false;
     }
     if (!kvm_has_exception_payload() || !kvm_check_extension(kvm_state,
-                                            KVM_CAP_X86_GUEST_MODE)) {
-        error_setg(errp, "KVM lacks KVM_CAP_EXCEPTION_PAYLOAD or "
-                   "KVM_CAP_X86_GUEST_MODE");
+                                            KVM_CAP_X86_GUEST_MODE) ||
+        (kvm_check_extension(kvm_state, KVM_CAP_SYNC_REGS) & SYNC_REGS) !=
+        SYNC_REGS) {
+        error_setg(errp, "KVM lacks KVM_CAP_EXCEPTION_PAYLOAD, "
+                   "KVM_CAP_X86_GUEST_MODE or KVM_CAP_SYNC_REGS");
         return false;
     }
     if (x86ms->apic_id_limit > POSTCOPY_ASYNC_MAX_ID + 1) {

@@ -61,4 +61,18 @@ static inline _Noreturn void halt(void)
     }
 }
 
+static inline uint64_t rdmsr(uint32_t msr)
+{
+    uint32_t lo, hi;
+
+    asm volatile("rdmsr" : "=a"(lo), "=d"(hi) : "c"(msr));
+    return (uint64_t)hi << 32 | lo;
+}
+
+static inline void wrmsr(uint32_t msr, uint64_t value)
+{
+    asm volatile("wrmsr" : : "c"(msr), "a"((uint32_t)value),
+                 "d"((uint32_t)(value >> 32)) : "memory");
+}
+
 #endif

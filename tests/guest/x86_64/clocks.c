@@ -16,19 +16,6 @@ struct pvclock pv_pages[MAX_CPUS];
 /* Of processor 0's timer, for processor 0 alone */
 static uint64_t deadline, tsc_khz;
 
-static uint64_t rdmsr(uint32_t msr)
-{
-    uint32_t lo, hi;
-    asm volatile("rdmsr" : "=a"(lo), "=d"(hi) : "c"(msr));
-    return (uint64_t)hi << 32 | lo;
-}
-
-static void wrmsr(uint32_t msr, uint64_t value)
-{
-    asm volatile("wrmsr" : : "c"(msr), "a"((uint32_t)value),
-                 "d"((uint32_t)(value >> 32)) : "memory");
-}
-
 void start_clocks(uint32_t cpu)
 {
     if (cpu == 1 && par.adjust) {

@@ -25,20 +25,6 @@ static volatile uint64_t *page(uint64_t i)
     return (volatile uint64_t *)(MEMORY + (i << PAGE_SHIFT));
 }
 
-static uint64_t rdmsr(uint32_t msr)
-{
-    uint32_t lo, hi;
-
-    asm volatile("rdmsr" : "=a"(lo), "=d"(hi) : "c"(msr));
-    return (uint64_t)hi << 32 | lo;
-}
-
-static void wrmsr(uint32_t msr, uint64_t value)
-{
-    asm volatile("wrmsr" : : "c"(msr), "a"((uint32_t)value),
-                 "d"((uint32_t)(value >> 32)) : "memory");
-}
-
 static void put16(unsigned at, uint16_t value)
 {
     *(uint16_t *)(vmcb + at) = value;
