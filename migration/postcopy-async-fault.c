@@ -187,7 +187,8 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
         why = POSTCOPY_ASYNC_BUSY;
         goto refused;
     }
-    if (postcopy_fault_begin(cpu, page, &t->waiter) ==
+    if (postcopy_fault_begin(cpu, page, &t->waiter,
+                             why == POSTCOPY_ASYNC_CAN) ==
         POSTCOPY_PAGE_RECEIVED) {
         postcopy_async_put(t);
         return POSTCOPY_FAULT_WAIT;

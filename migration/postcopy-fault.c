@@ -49,6 +49,9 @@
  */
 #define POPULATE_WINDOW (64 * KiB)
 
+/* Requests that are sent by one system call, at most */
+#define POSTCOPY_FAULT_FLUSH 64
+
 /* How often the end of the stream looks whether a connection has broken */
 #define END_LOOK_MS 100
 
@@ -189,7 +192,7 @@ static int postcopy_fault_populate(CPUState *cpu, PostcopyFaultVCPU *vf,
 }
 
 PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
-                                       PostcopyWaiter *waiter)
+                                       PostcopyWaiter *waiter, bool defer)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
     PostcopyFault fault = {
@@ -206,7 +209,7 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
         return state;
     }
     migration_inject_hold("postcopy-exit");
-    if (state == POSTCOPY_PAGE_REQUEST && waiter->come) {
+    if (state == POSTCOPY_PAGE_REQUEST && defer) {
         postcopy_request_defer(mis->page_requests, page);
     } else if (state == POSTCOPY_PAGE_REQUEST) {
         /*
@@ -221,15 +224,15 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
 void postcopy_fault_send_deferred(MigrationIncomingState *mis)
 {
     PostcopyPage page;
-    bool any = false;
+    unsigned n = 0;
 
     while (postcopy_requests_next_deferred(mis->page_requests, &page)) {
         postcopy_fault_request(mis, &page, true);
-        any = true;
+        if (++n % POSTCOPY_FAULT_FLUSH == 0) {
+            migrate_flush_rp_messages(mis);
+        }
     }
-    if (any) {
-        migrate_flush_rp_messages(mis);
-    }
+    migrate_flush_rp_messages(mis);
 }
 
 static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page)
@@ -239,7 +242,7 @@ static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page)
     PostcopyPageState state;
     bool placed;
 
-    state = postcopy_fault_begin(cpu, page, &vf->waiter);
+    state = postcopy_fault_begin(cpu, page, &vf->waiter, false);
     if (state == POSTCOPY_PAGE_RECEIVED) {
         return postcopy_fault_populate(cpu, vf, page);
     }

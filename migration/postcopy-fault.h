@@ -79,11 +79,11 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
 /*
  * A vCPU has missed a page: request it if it was not requested.  @waiter is
  * woken, or called, when it has been received, unless the answer is
- * POSTCOPY_PAGE_RECEIVED.  The fault thread sends the request of a vCPU that
- * does not wait, which has better things to do.
+ * POSTCOPY_PAGE_RECEIVED.  @defer: let the fault thread send the request; the
+ * vCPU is about to run its guest.
  */
 PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
-                                       PostcopyWaiter *waiter);
+                                       PostcopyWaiter *waiter, bool defer);
 
 /* In the fault thread, when it is woken: send the requests that are deferred */
 void postcopy_fault_send_deferred(MigrationIncomingState *mis);

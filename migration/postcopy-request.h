@@ -161,7 +161,7 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
                                          const PostcopyPage *page,
                                          const PostcopyFault *fault);
 
-/* After POSTCOPY_PAGE_REQUEST: let the sender send it, in place of the caller */
+/* After POSTCOPY_PAGE_REQUEST: let the sender send it, not the caller */
 void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page);
 /* Of the sender: take one of these.  Returns false if there is none. */
 bool postcopy_requests_next_deferred(PostcopyRequests *r, PostcopyPage *page);

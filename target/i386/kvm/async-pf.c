@@ -133,7 +133,8 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
      */
     if (!run->if_flag || run->flags & (KVM_RUN_X86_SMM | KVM_RUN_X86_GUEST_MODE)
         || !(run->apic_base & MSR_IA32_APICBASE_ENABLE) ||
-        run->kvm_valid_regs != SYNC_REGS || cs->singlestep_enabled || !async_pf_no_event(cs)) {
+        run->kvm_valid_regs != SYNC_REGS || cs->singlestep_enabled ||
+        !async_pf_no_event(cs)) {
         return POSTCOPY_ASYNC_EVENT;
     }
 
