@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ALONE = "05-tcg/0001-target-i386-tcg-do-not-write-hflags2-of-another-CPU.patch"
+ALONE = "05-lab/0001-target-i386-tcg-do-not-write-hflags2-of-another-CPU.patch"
 
 
 def run(root, *command):
@@ -49,8 +49,8 @@ def rewrite(patches):
 @pytest.mark.slow
 @pytest.mark.parametrize("change, error", [
     (rewrite, "15-fuzz/0002-x.patch removes a line that patches/02-postcopy-fixes/0003"),
-    (lambda patches: (patches / ALONE).rename(patches / "05-tcg/0003-x.patch"), "is not in patches/series"),
-    (edit("^05-tcg/0001.*?\n", "", file="series"), "is not in patches/series"),
+    (lambda patches: (patches / ALONE).rename(patches / "05-lab/0004-x.patch"), "is not in patches/series"),
+    (edit("^05-lab/0001.*?\n", "", file="series"), "is not in patches/series"),
     (edit("^02-", "03-", file="series"), "is number"),
     (edit(r"^Subject: .*?\n\n", "Subject: [PATCH] Mend it.\n\n"), "the subject is not like"),
     (edit("\n\n.*?\n\nUpstream", "\n\nUpstream"), "gives no reason"),
