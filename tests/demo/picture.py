@@ -11,6 +11,19 @@ import matplotlib.pyplot as plt
 COLOURS = "#c8501e", "#0b62a4"
 MIB = 1 << 20
 PAGE = 4096
+POINTS = 400        # of a line
+
+
+def few(values):
+    """As many of the sorted values as a line needs, by the number of values up to each."""
+    at = sorted({len(values) * i // POINTS - 1 for i in range(1, POINTS + 1)} & set(range(len(values))))
+    return [values[i] for i in at], [i + 1 for i in at]
+
+
+def share(axes, values, **options):
+    """Draw which share of the values is at most so large."""
+    some, numbers = few(sorted(values))
+    axes.plot(some, [n / len(values) for n in numbers], **options)
 
 
 def draw(results, passes, path):
@@ -18,15 +31,14 @@ def draw(results, passes, path):
     figure, (progress, latency) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for result, (pass1, pass2), colour in zip(results, passes, COLOURS, strict=True):
         # vCPUs touch page after page, each beginning when the guest goes on.
-        ends = list(heapq.merge(*map(accumulate, pass1)))
-        progress.plot([t / 1e6 for t in ends], [(i + 1) * PAGE / MIB for i in range(len(ends))],
+        ends, numbers = few(list(heapq.merge(*map(accumulate, pass1))))
+        progress.plot([t / 1e6 for t in ends], [n * PAGE / MIB for n in numbers],
                       color=colour, linewidth=2, label=result["mode"])
-        waited = sorted(t for cpu in pass1 for t in cpu if t > result["waited_threshold_us"])
-        present = sorted(t for cpu in pass2 for t in cpu)
-        latency.ecdf([t / 1000 for t in waited], color=colour, linewidth=2,
-                     label=f"{result['mode']}: missing memory, median {result['waited_us']['p50'] / 1000:.1f} ms")
-        latency.ecdf([t / 1000 for t in present], color=colour, linewidth=1, linestyle=":",
-                     label=f"{result['mode']}: present memory")
+        waited = [t / 1000 for cpu in pass1 for t in cpu if t > result["waited_threshold_us"]]
+        present = [t / 1000 for cpu in pass2 for t in cpu]
+        share(latency, waited, color=colour, linewidth=2,
+              label=f"{result['mode']}: missing memory,\nmedian {result['waited_us']['p50'] / 1000:.1f} ms")
+        share(latency, present, color=colour, linewidth=1, linestyle=":", label=f"{result['mode']}: present memory")
     progress.set_title("memory that the guest has written since it goes on")
     progress.set_xlabel("seconds on the destination")
     progress.set_ylabel("MiB")
@@ -40,7 +52,8 @@ def draw(results, passes, path):
     latency.set_yticks([0, 0.25, 0.5, 0.75, 0.95, 1])
     for axes in progress, latency:
         axes.grid(alpha=0.3)
-        axes.legend()
+    progress.legend()
+    latency.legend(loc="center left", bbox_to_anchor=(0.16, 0.5), fontsize="small")
     figure.suptitle(f"Post-copy of a guest that writes all the time, {results[0]['vcpus']} vCPUs")
     for suffix in "png", "svg":
         figure.savefig(path.with_suffix("." + suffix), dpi=120)
