@@ -9,17 +9,19 @@
 If the body fails, all that the two QEMUs and the guest wrote is kept, and the failure tells where.
 """
 import contextlib
+import logging
 import re
 import shlex
 import shutil
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
-from qemu.qmp import QMPError, StateError
+from qemu.qmp import ConnectError, QMPError, StateError
 from qemu.qmp.legacy import QEMUMonitorProtocol
 
 from tests.lab import guest
@@ -71,6 +73,25 @@ def until(condition: Callable[[], Seen | Literal[False] | None], what: str, time
 
 def listens(lab: Place, port: int) -> bool:
     return not lab.run(f"grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp").rc
+
+
+class Heard(logging.Handler):
+    """The last that has been said by QMP."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: deque[str] = deque(maxlen=60)
+        self.setFormatter(logging.Formatter("%(relativeCreated)d ms %(name)s %(message)s"))
+        logger = logging.getLogger("qemu.qmp")
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(self)
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record)[:2000])
+
+
+HEARD = Heard()
 
 
 class Inject:
@@ -143,8 +164,14 @@ class BaseSide(ABC):
         # L1's QEMU accepts connections before the one in L1 does.
         until(lambda: not self.job.running or listens(self.lab, self.port), f"QMP of the {self.name}")
         self.check()
-        self._qmp = QEMUMonitorProtocol(("127.0.0.1", self.lab.host_port(self.port)))
-        self.qmp.connect()
+        self._qmp = QEMUMonitorProtocol(("127.0.0.1", self.lab.host_port(self.port)),
+                                        nickname=f"{self.lab.name}-{self.name}")
+        try:
+            self.qmp.connect()
+        except ConnectError:
+            # An event that comes before the answer to qmp_capabilities is taken for the answer.
+            self.qmp.close()
+            self.qmp.connect()
         self.qmp.settimeout(60)
 
     def check(self) -> None:
@@ -337,6 +364,7 @@ class BasePair(ABC, Generic[AnySide]):
         to = BUILD / "lab" / "postcopy" / self.lab.name
         shutil.rmtree(to, ignore_errors=True)
         to.mkdir(parents=True)
+        (to / "qmp.log").write_text("\n".join(HEARD.lines) + "\n")
         for side in self.sides:
             (to / f"{side.name}.output").write_text(f"$ {side.job.cmd}\n{side.job.output}")
             for path in side.console, side.trace_log:
