@@ -88,3 +88,24 @@ def tried(pair, uri):
     except ExecuteError:
         return False
     return True
+
+
+def test_recovery_can_be_paused(lab):
+    """The source tries to recover at a server that says nothing in its TLS handshake."""
+    with socket.create_server(("127.0.0.1", 0)) as server, \
+            Pair(lab, exits="on", capabilities=(), mem=16, tls=tls.directory(lab)) as pair:
+        wire = pair.wire(pair.listen())
+        pair.postcopy(wire.uri)
+        pair.destination.wait_event("timing")
+        wire.cut()
+        pair.wait_paused()
+        pair.source.cmd("migrate", uri=f"tcp:10.0.2.2:{server.getsockname()[1]}", resume=True)
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(1)
+            assert pair.source.status() == "postcopy-recover-setup"
+            pair.source.cmd("migrate-pause")
+            pair.source.wait_status("postcopy-paused")
+        pair.recover()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
