@@ -58,9 +58,10 @@ def backwards(events: Iterable[Event]) -> int:
 
 
 def numbers(side: Side, event: str) -> dict[str, int]:
-    """What the fork traced."""
+    """What the fork traced, on either architecture."""
     text = dict(side.trace())[event]
-    return {key: int(value) for key, value in re.findall(r"(kvmclock|realtime|host TSC) (\d+)", text)}
+    return {key: int(value) for key, value in
+            re.findall(r"(kvmclock|virtual|physical|realtime|host TSC|host counter) (\d+)", text)}
 
 
 @dataclass

@@ -4,13 +4,12 @@
 A guest's counter is L1's minus an offset, which L1's KVM shows in debugfs. So the difference of the
 offsets on both sides is what a migration has taken from the counter beside the time that has passed.
 """
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tests.lab import guest
-from tests.lab.clocks import clocks, migrate, signed
+from tests.lab.clocks import clocks, migrate, numbers, signed
 from tests.lab.guest import Event
 from tests.lab.lab import Place
 from tests.lab.pair import FORK, INJECT, Pair, Side
@@ -26,13 +25,6 @@ def offsets(side: Side) -> list[int]:
     files = " ".join(f"{name}-counter-offset" for name in COUNTERS)
     return [int(n) for n in side.lab.run(f"cd /sys/kernel/debug/kvm/$(cat {side.pidfile})-* && cat {files}",
                                          check=True).output.split()]
-
-
-def numbers(side: Side, event: str) -> dict[str, int]:
-    """What the fork traced."""
-    text = dict(side.trace())[event]
-    return {key: int(value) for key, value in
-            re.findall(r"(virtual|physical|realtime|host counter) (\d+)", text)}
 
 
 @dataclass
