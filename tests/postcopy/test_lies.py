@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.lab.pair import MIB, Pair, until
-from tests.lab.wire import URGENT, End, Never, Outside, SamePart, Short, Twice
+from tests.lab.wire import CHUNK, URGENT, Close, End, Never, Outside, SamePart, Short, Twice, Wire
 
 BACKENDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 # Between different memory and different ways of waiting.
@@ -131,3 +131,55 @@ def test_no_urgent_channel(lab, end):
             pair.destination.cmd("quit")
         until(lambda: not pair.destination.job.running, "the destination ends")
         assert end == "quit" or "has not opened its channel" in pair.destination.job.output
+
+
+RESUME = bytes.fromhex("08 0009 0000")              # QEMU_VM_COMMAND, MIG_CMD_POSTCOPY_RESUME
+RESUME_ACK = bytes.fromhex("0006 0004 00000001")    # MIG_RP_MSG_RESUME_ACK, 4 bytes, MIGRATION_RESUME_ACK_VALUE
+
+
+class NoResume(Wire):
+    """Breaks when the source says RESUME, which is not passed on."""
+
+    def _copy(self, a, b):
+        seen = b""
+        while data := a.recv(CHUNK):
+            seen = seen[-len(RESUME):] + data
+            if RESUME in seen:
+                self.stopped = True
+                raise Close
+            b.sendall(data)
+
+
+class EarlyAck(Wire):
+    """Answers RESUME in place of what the source has asked for first."""
+
+    def _back(self, a, b):
+        a.recv(CHUNK)
+        b.sendall(RESUME_ACK)
+        while a.recv(CHUNK):
+            pass
+
+
+def test_early_resume_ack(lab):
+    """The RESUME before it was said on a connection that has broken since."""
+    def recover(kind):
+        uri = pair.listen("migrate-recover")
+        pair.wires.append(kind(pair.host_port_of(uri)))
+        pair.source.cmd("migrate", uri=pair.wires[-1].uri, resume=True)
+        return pair.wires[-1]
+
+    with Pair(lab, exits="on", capabilities=(), pattern="shared", mem=16) as pair:
+        pair.postcopy()
+        pair.destination.wait_event("timing")
+        pair.source.cmd("migrate-pause")
+        pair.wait_paused()
+        wire = recover(NoResume)
+        until(lambda: wire.stopped, "RESUME")
+        pair.wait_paused()
+        wire = recover(EarlyAck)
+        assert pair.source.wait_status("postcopy-paused", "postcopy-active") == "postcopy-paused"
+        assert "unexpected resume_ack" in pair.source.cmd("query-migrate")["error-desc"]
+        wire.cut()
+        pair.wait_paused()
+        pair.recover()
+        pair.finish()
