@@ -26,7 +26,7 @@ from qemu.qmp.legacy import QEMUMonitorProtocol
 
 from tests.lab import guest
 from tests.lab.lab import CommandFailed, LabError, Place, Running
-from tests.lab.paths import BUILD, TESTED
+from tests.lab.paths import BUILD, PATIENCE, TESTED
 from tests.lab.paths import qemu as path_of
 from tests.lab.sanitizer import ENVIRONMENT
 from tests.lab.text import search
@@ -64,6 +64,7 @@ Seen = TypeVar("Seen")
 def until(condition: Callable[[], Seen | Literal[False] | None], what: str, timeout: float = 60,
           pause: float = 0.1) -> Seen:
     """Wait until condition() is true, and return what it returned."""
+    timeout *= PATIENCE
     end = time.monotonic() + timeout
     while not (result := condition()):
         assert time.monotonic() < end, f"not within {timeout} s: {what}"

@@ -11,6 +11,9 @@ REPORTS = BUILD / "reports"
 FORK = BUILD / "fork"
 # Of scripts/setup: the build that takes the fork's place in the tests, "asan" for example.
 TESTED = os.environ.get("TESTED", "fork")
+# A sanitizer makes QEMU slow, and lets it use memory of its own.
+SANITIZED = TESTED in ("asan", "tsan")
+PATIENCE = 5 if SANITIZED else 1
 
 
 def below(name: str, arch: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.lab.arches import on_both
 from tests.lab.pair import MIB, Pair
+from tests.lab.paths import SANITIZED
 from tests.lab.text import search
 
 EXITS = ("on", "off")
@@ -72,7 +73,7 @@ def test_mapped_at_once(lab):
         taken = int(lab.run(f"cat /sys/kernel/debug/kvm/$(cat {dst.pidfile})-*/pf_taken", check=True).output)
         exits, pages = pair.faults()["exits"], pair.source.report().the("boot")["test_pages"]
     print(f"{taken} faults in KVM, {exits} exits, {pages} pages")
-    assert exits > pages / 2
+    assert SANITIZED or exits > pages / 2
     # One of each page as it is missed, and one as its mapping has been dropped; of other memory some.
     assert taken < 2 * pages + exits / 2
 

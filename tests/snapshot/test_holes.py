@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tests.lab.pair import MIB, STOCK, until
+from tests.lab.paths import SANITIZED
 from tests.lab.qtest import Balloon, Qtest
 from tests.lab.snapshot import BACKENDS, SNAPSHOT, Machine
 from tests.lab.text import search
@@ -96,7 +97,7 @@ def test_ballooned_pages(lab, kind):
         before_kib = machine.resident_kib()
         assert before_kib < full_kib - size / 1024 * 0.9, "the balloon has given nothing back"
         holes = machine.take()["background-snapshot"]["holes"]
-        assert machine.resident_kib() - before_kib < 640
+        assert SANITIZED or machine.resident_kib() - before_kib < 640
         # A page of QEMU's or the BIOS's own may have been written between the two.
         assert size >> 12 >= holes - full_holes > (size >> 12) - 16, (full_holes, holes)
         machine.restore(keep=True)
@@ -111,7 +112,7 @@ def test_unplugged_memory(lab):
             "-device", "virtio-mem-pci,memdev=vmem,requested-size=0"]) as machine:
         before_kib = machine.resident_kib()
         machine.take()
-        assert machine.resident_kib() - before_kib < 640
+        assert SANITIZED or machine.resident_kib() - before_kib < 640
         assert machine.snapshot_bytes() < 32 * MIB
         machine.restore()
 
@@ -123,7 +124,7 @@ def test_swapped_pages_are_data(lab):
             machine.side.cmd("stop")
             lab.run(f"build/tests/pageout $(cat {machine.side.pidfile})", check=True)
             swapped_kib = int(search(r"VmSwap:\s*(\d+)", machine.proc("status"))[1])
-            assert swapped_kib > 8 << 10
+            assert SANITIZED or swapped_kib > 8 << 10
             machine.side.cmd("cont")
             machine.take()
             machine.restore()
