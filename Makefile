@@ -17,7 +17,7 @@ ifeq ($(ARCH),x86_64)
 FORK += $(UNIT)
 endif
 # Those of pure arithmetic are built without QEMU.
-UNIT = $(filter-out tests/unit/test-guest-time%,$(patsubst %.c,%,$(wildcard tests/unit/*.c)))
+UNIT = $(filter-out tests/unit/test-guest-time% tests/unit/test-postcopy-stream,$(patsubst %.c,%,$(wildcard tests/unit/*.c)))
 MESON_TEST = build/venv/bin/meson test -C build/tests --no-rebuild
 # tests/meson.build has the list. pytest's own summary is the last line.
 TIER = @rm -f build/tests/meson-logs/$(1).txt; $(MESON_TEST) --suite $(1) --logbase $(1); status=$$?; \
@@ -101,8 +101,8 @@ bench-counter: tests aarch64 ## what it costs an arm64 guest to read its counter
 
 SOAK ?= 200
 SEED ?= 1
-soak: guest kernel ## SOAK=200 random migrations in the lab, from SEED=1 on, killed, cut, paused and recovered at each phase
-	@build/venv/bin/python tests/postcopy/soak.py --number $(SOAK) --seed $(SEED)
+soak: guest kernel ## SOAK=200 random migrations in the lab, from SEED=1 on, killed, cut, paused and recovered at each phase; FETCH=1: all by fetch channels
+	@build/venv/bin/python tests/postcopy/soak.py --number $(SOAK) --seed $(SEED) $(if $(FETCH),--fetch)
 
 FUZZ ?= 60
 fuzz: build      ## FUZZ=60 seconds of migration streams that lie, to both sides, from SEED=N or a random one

@@ -71,6 +71,21 @@ void postcopy_fault_set_hooks(const PostcopyFaultHooks *hooks)
     postcopy_fault_hooks = hooks;
 }
 
+/* The same; NULL also if requests go by the return path */
+static const PostcopyFaultChannels *postcopy_fault_channels;
+
+void postcopy_fault_set_channels(const PostcopyFaultChannels *channels)
+{
+    postcopy_fault_channels = channels;
+}
+
+/* NULL if this migration has none */
+static const PostcopyFaultChannels *postcopy_fault_channels_used(void)
+{
+    return postcopy_fault_channels && postcopy_fault_channels->used()
+           ? postcopy_fault_channels : NULL;
+}
+
 PostcopyPage postcopy_page(RAMBlock *rb, ram_addr_t offset)
 {
     size_t size = qemu_ram_pagesize(rb);
@@ -123,6 +138,7 @@ void postcopy_fault_init(MigrationIncomingState *mis)
 static int postcopy_fault_request(MigrationIncomingState *mis,
                                   const PostcopyPage *page, bool more)
 {
+    const PostcopyFaultChannels *channels = postcopy_fault_channels_used();
     int ret;
 
     migration_inject_hold("postcopy-ask");
@@ -137,7 +153,33 @@ static int postcopy_fault_request(MigrationIncomingState *mis,
         }
         return ret;
     }
+    if (channels) {
+        return channels->request(mis, page, more);
+    }
     return migrate_send_rp_message_req_pages(mis, page->rb, page->start, !more);
+}
+
+void postcopy_fault_flush(MigrationIncomingState *mis)
+{
+    const PostcopyFaultChannels *channels = postcopy_fault_channels_used();
+
+    if (channels) {
+        channels->flush(mis);
+    } else {
+        migrate_flush_rp_messages(mis);
+    }
+}
+
+/* Returns whether the page itself has been requested, if that was to be done */
+static bool postcopy_fault_request_ahead(MigrationIncomingState *mis,
+                                         const PostcopyPage *page,
+                                         const PostcopyFault *fault,
+                                         PostcopyPageState state)
+{
+    const PostcopyFaultChannels *channels = postcopy_fault_channels_used();
+
+    return channels && channels->request_ahead(mis, page, fault,
+                                       state == POSTCOPY_PAGE_REQUEST);
 }
 
 bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
@@ -147,11 +189,15 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
 
     state = postcopy_request_begin(mis->page_requests, page, fault);
     trace_postcopy_fault_uffd(qemu_ram_get_idstr(page->rb), page->start, state);
-    if (state == POSTCOPY_PAGE_REQUEST) {
+    if (state == POSTCOPY_PAGE_RECEIVED) {
+        return true;
+    }
+    if (!postcopy_fault_request_ahead(mis, page, fault, state) &&
+        state == POSTCOPY_PAGE_REQUEST) {
         /* If it cannot be sent, recovery sends it */
         postcopy_fault_request(mis, page, fault->more);
     }
-    return state == POSTCOPY_PAGE_RECEIVED;
+    return false;
 }
 
 /*
@@ -209,6 +255,9 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
         return state;
     }
     migration_inject_hold("postcopy-exit");
+    if (postcopy_fault_request_ahead(mis, page, &fault, state)) {
+        return state;
+    }
     if (state == POSTCOPY_PAGE_REQUEST && defer) {
         postcopy_request_defer(mis->page_requests, page);
     } else if (state == POSTCOPY_PAGE_REQUEST) {
@@ -229,10 +278,10 @@ void postcopy_fault_send_deferred(MigrationIncomingState *mis)
     while (postcopy_requests_next_deferred(mis->page_requests, &page)) {
         postcopy_fault_request(mis, &page, true);
         if (++n % POSTCOPY_FAULT_FLUSH == 0) {
-            migrate_flush_rp_messages(mis);
+            postcopy_fault_flush(mis);
         }
     }
-    migrate_flush_rp_messages(mis);
+    postcopy_fault_flush(mis);
 }
 
 static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page)
@@ -416,8 +465,8 @@ static bool postcopy_fault_channel_is_broken(MigrationIncomingState *mis)
 }
 
 /*
- * Pages come in order where there is one channel: what has not come by its end
- * will not come.  Discarded ones are placed by the thread that misses them.
+ * All that the source has sent has come.  Discarded pages are placed by the
+ * thread that misses them.
  */
 static bool postcopy_fault_is_withheld(MigrationIncomingState *mis)
 {
@@ -438,7 +487,9 @@ static bool postcopy_fault_is_withheld(MigrationIncomingState *mis)
 
 int postcopy_fault_wait_end(MigrationIncomingState *mis)
 {
+    const PostcopyFaultChannels *channels = postcopy_fault_channels_used();
     PostcopyState ps = postcopy_state_get();
+    bool ended = !channels;
 
     if (!migrate_postcopy_ram() || qemu_in_coroutine() ||
         ps < POSTCOPY_INCOMING_LISTENING || ps >= POSTCOPY_INCOMING_END) {
@@ -451,13 +502,19 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
         return -EIO;
     }
     migration_inject_hold("postcopy-eof");
-    while (!postcopy_requests_wait_empty(mis->page_requests, END_LOOK_MS)) {
+    while (true) {
+        ended = ended || channels->wait_end(mis, END_LOOK_MS);
+        if (ended &&
+            postcopy_requests_wait_empty(mis->page_requests, END_LOOK_MS)) {
+            return 0;
+        }
+        /* Pages come in order on a channel: behind the last end, none comes */
         if (postcopy_fault_channel_is_broken(mis) ||
-            (!migrate_postcopy_preempt() && postcopy_fault_is_withheld(mis))) {
+            (ended && !migrate_postcopy_preempt() &&
+             postcopy_fault_is_withheld(mis))) {
             return -EIO;
         }
     }
-    return 0;
 }
 
 void postcopy_fault_channel_broken(MigrationIncomingState *mis)

@@ -56,6 +56,35 @@ typedef struct PostcopyFaultHooks {
 /* Called before the machine runs; @hooks must live for ever */
 void postcopy_fault_set_hooks(const PostcopyFaultHooks *hooks);
 
+/* Connections that carry requests and their pages beside the main channel */
+typedef struct PostcopyFaultChannels {
+    /* Whether this migration has them: the return path is not used then */
+    bool (*used)(void);
+    /*
+     * Send a request, or with @more put it into the buffer until flush().
+     * Returns 0, or negative errno if there is no connection: the request is
+     * sent once there is one again.  Any thread, with or without the BQL.
+     */
+    int (*request)(MigrationIncomingState *mis, const PostcopyPage *page,
+                   bool more);
+    void (*flush)(MigrationIncomingState *mis);
+    /*
+     * A page was missed, and has not come: request what is likely to be missed
+     * next, if anything is, and with it the page if @request.  Returns false if
+     * nothing was requested.  In the thread that has learned of the fault.
+     */
+    bool (*request_ahead)(MigrationIncomingState *mis, const PostcopyPage *page,
+                          const PostcopyFault *fault, bool request);
+    /*
+     * Sleep until the source has told on each that no more pages will come, or
+     * for @ms.  Returns whether it has.
+     */
+    bool (*wait_end)(MigrationIncomingState *mis, int ms);
+} PostcopyFaultChannels;
+
+/* Called before the machine runs; @channels must live for ever */
+void postcopy_fault_set_channels(const PostcopyFaultChannels *channels);
+
 /*
  * Bracket the time in which pages may be missing.  postcopy_fault_start() is
  * called with the BQL before any vCPU runs; postcopy_fault_stop() when all
@@ -84,6 +113,9 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
  */
 PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
                                        PostcopyWaiter *waiter, bool defer);
+
+/* Send the requests that were put into buffers */
+void postcopy_fault_flush(MigrationIncomingState *mis);
 
 /* In the fault thread, when it is woken: send the requests that are deferred */
 void postcopy_fault_send_deferred(MigrationIncomingState *mis);

@@ -58,7 +58,7 @@ static int64_t postcopy_try_continue(int ufd, void *host, size_t size,
 }
 
 int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
-                   void *from, bool wake)
+                   unsigned n, void *from, bool wake)
 {
     /*
      * @wake: most pages are received before anybody waits for them, and to wake
@@ -67,12 +67,12 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
      */
     void *mirror = postcopy_mirror(page->rb, page->start);
     PostcopyPlaceMethod method = POSTCOPY_PLACE_COPY;
-    size_t size = page->size;
+    size_t size = n * page->size, done = 0;
     void *host = page->host;
     bool waits;
+    int64_t ret = 0;
 
-    for (size_t done = 0; done < size;) {
-        int64_t ret;
+    while (done < size) {
 
         if (migration_inject_fail("postcopy-place")) {
             ret = -ENOMEM;
@@ -106,7 +106,7 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
                 continue;
             }
         }
-        if (ret == -EEXIST && size > qemu_real_host_page_size()) {
+        if (ret == -EEXIST && page->size > qemu_real_host_page_size()) {
             /*
              * Nobody else has placed the page: Linux (6.12 and 6.18 do)
              * answers so where it could not allocate a huge page.
@@ -115,18 +115,24 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
         }
         if (ret < 0) {
             error_report("postcopy: cannot place the page at offset 0x"
-                         RAM_ADDR_FMT " of %s: %s", page->start,
+                         RAM_ADDR_FMT " of %s: %s", page->start + done,
                          qemu_ram_get_idstr(page->rb), strerror(-ret));
-            return ret;
+            break;
         }
         done += ret;
     }
 
-    waits = postcopy_request_complete(r, page, method, wake);
-    if (waits && !wake) {
-        uffd_wakeup(ufd, host, size);
+    /* Of a huge page, a part does not count */
+    n = done / page->size;
+    if (!n) {
+        postcopy_request_unclaim(r, page);
+        return ret;
     }
-    trace_postcopy_place(qemu_ram_get_idstr(page->rb), page->start, method,
+    waits = postcopy_request_complete(r, page, n, method, wake);
+    if (waits && !wake) {
+        uffd_wakeup(ufd, host, done);
+    }
+    trace_postcopy_place(qemu_ram_get_idstr(page->rb), page->start, n, method,
                          waits, wake);
-    return 0;
+    return MIN(ret, 0);
 }

@@ -10,24 +10,28 @@
 #include "postcopy-request.h"
 
 /**
- * postcopy_place: make a host page of RAM appear, and wake who waits for it
+ * postcopy_place: make host pages of RAM appear, and wake who waits for them
  *
- * @ufd: the userfaultfd with which the page is registered
- * @from: its content; NULL for zeros, where the kernel has UFFDIO_ZEROPAGE for
- *     such memory; the page's own address in the mirror (postcopy-mirror.h),
- *     if it was filled there
+ * @ufd: the userfaultfd with which the pages are registered
+ * @page: the first one
+ * @n: how many there are, side by side; 1 for huge pages
+ * @from: their content; NULL for zeros, where the kernel has UFFDIO_ZEROPAGE
+ *     for such memory; the page's own address in the mirror
+ *     (postcopy-mirror.h), if it was filled there
  * @wake: wake who waits in userfaultfd with the placement; what
  *     postcopy_request_claim() said
  *
- * The caller has claimed the page (postcopy_request_claim()).
+ * The caller has claimed the pages together (postcopy_request_claim()); the
+ * claim has ended when this returns.
  * Returns 0, or negative errno after it has reported the error: -ENOENT if the
  * memory is not registered (any more), -ESRCH if its process has ended, -ENOMEM
- * if there is none for the page, -EEXIST if there is a page that was never
- * received.  The page has not been received then, and can be placed later.
+ * if there is none for a page, -EEXIST if there is a page that was never
+ * received.  That page, and those behind it, have not been received then, and
+ * can be placed later.
  * EAGAIN of the kernel is tried again, from where it stopped.
  * Any thread, no locks needed.
  */
 int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
-                   void *from, bool wake);
+                   unsigned n, void *from, bool wake);
 
 #endif

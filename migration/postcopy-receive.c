@@ -13,6 +13,7 @@
 #include "postcopy-ram.h"
 #include "postcopy-receive.h"
 #include "postcopy-request.h"
+#include "ram.h"
 #include "trace.h"
 
 int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
@@ -20,11 +21,15 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
 {
     PostcopyPage page = postcopy_page(rb, tmp->host_addr - (void *)rb->host);
     void *mirror = postcopy_mirror(rb, page.start);
+    PostcopyClaim claim;
     int ret;
 
     tmp->buffer = tmp->tmp_huge_page;
-    tmp->drop = !postcopy_request_claim(mis->page_requests, &page, &tmp->wake,
-                                        &tmp->writable);
+    postcopy_request_claim(mis->page_requests, &page, 1, false, &claim);
+    tmp->drop = claim.drop;
+    tmp->wake = claim.uffd;
+    tmp->writable = claim.vcpu;
+    tmp->asked = claim.asked;
     if (tmp->drop) {
         /* The guest uses the page, or the other channel fills it: hands off */
         trace_postcopy_receive_twice(rb->idstr, page.start);
@@ -49,21 +54,25 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
  *     would leave KVM_RUN for once more
  */
 static int postcopy_receive_place(MigrationIncomingState *mis,
-                                  const PostcopyPage *page, void *from,
-                                  bool wake, bool writable)
+                                  const PostcopyPage *page, unsigned n,
+                                  void *from, bool wake, bool writable)
 {
     int ret;
 
     if (!from && (writable || !qemu_ram_is_uf_zeroable(page->rb))) {
         from = mis->postcopy_tmp_zero_page;
     }
-    ret = postcopy_place(mis->page_requests, mis->userfault_fd, page, from,
+    ret = postcopy_place(mis->page_requests, mis->userfault_fd, page, n, from,
                          wake);
-    if (ret) {
-        postcopy_request_unclaim(mis->page_requests, page);
-        return ret;
+    for (unsigned i = 0; i < n; i++) {
+        ram_addr_t at = page->start + i * page->size;
+
+        /* After an error, those before it have come nevertheless */
+        if (!ret || ramblock_recv_bitmap_test_byte_offset(page->rb, at)) {
+            ret = postcopy_notify_shared_wake(page->rb, at) ?: ret;
+        }
     }
-    return postcopy_notify_shared_wake(page->rb, page->start);
+    return ret;
 }
 
 int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
@@ -77,19 +86,64 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
     if (tmp->all_zero && !postcopy_mirror(rb, page.start)) {
         data = NULL;
     }
-    return postcopy_receive_place(mis, &page, data, tmp->wake, tmp->writable);
+    return postcopy_receive_place(mis, &page, 1, data, tmp->wake,
+                                  tmp->writable);
+}
+
+int postcopy_receive_check(const PostcopyPage *page, bool asked)
+{
+    if (asked) {
+        return 0;
+    }
+    error_report("postcopy: a page came that was not requested: offset 0x"
+                 RAM_ADDR_FMT " of %s", page->start,
+                 qemu_ram_get_idstr(page->rb));
+    return -EINVAL;
+}
+
+int postcopy_receive_pages(MigrationIncomingState *mis,
+                           const PostcopyPage *page, unsigned n, void *data)
+{
+    PostcopyPage first = *page;
+    bool zero = !data;
+
+    while (n) {
+        PostcopyClaim claim;
+        unsigned alike;
+        int ret = 0;
+
+        alike = postcopy_request_claim(mis->page_requests, &first, n, zero,
+                                       &claim);
+        if (!claim.drop && !zero) {
+            ret = postcopy_receive_check(&first, claim.asked);
+        }
+        if (!claim.drop && !ret) {
+            ret = postcopy_receive_place(mis, &first, alike, data, claim.uffd,
+                                         claim.vcpu);
+        }
+        if (ret) {
+            return ret;
+        }
+        first.start += alike * first.size;
+        first.host += alike * first.size;
+        data += zero ? 0 : alike * first.size;
+        n -= alike;
+    }
+    return 0;
 }
 
 int postcopy_receive_zero(MigrationIncomingState *mis, const PostcopyPage *page)
 {
-    bool wake, writable;
+    PostcopyClaim claim;
     int ret = 0;
 
     if (!postcopy_requests_enter(mis->page_requests)) {
         return 0;
     }
-    if (postcopy_request_claim(mis->page_requests, page, &wake, &writable)) {
-        ret = postcopy_receive_place(mis, page, NULL, wake, writable);
+    postcopy_request_claim(mis->page_requests, page, 1, true, &claim);
+    if (!claim.drop) {
+        ret = postcopy_receive_place(mis, page, 1, NULL, claim.uffd,
+                                     claim.vcpu);
     }
     postcopy_requests_leave(mis->page_requests);
     return ret;

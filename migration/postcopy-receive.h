@@ -34,6 +34,26 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                          RAMBlock *rb, void *data);
 
 /*
+ * @asked: what postcopy_request_claim() said.  If it was not, this reports an
+ * error: the source lies.  Returns 0 or -EINVAL.
+ */
+int postcopy_receive_check(const PostcopyPage *page, bool asked);
+
+/**
+ * postcopy_receive_pages: pages have come by a channel for requests
+ *
+ * @page: the first one; no huge page
+ * @n: how many there are, side by side
+ * @data: their content, NULL for zeros
+ *
+ * Places those that have not been received.  Returns 0, or negative errno
+ * after it has reported the error: -EINVAL for a page that was not requested,
+ * unless it is all zeros.
+ */
+int postcopy_receive_pages(MigrationIncomingState *mis,
+                           const PostcopyPage *page, unsigned n, void *data);
+
+/*
  * A page that is never sent was missed: place zeros, unless another thread does
  * or has.  Any thread, no locks needed.  Returns 0, or negative errno after it
  * has reported the error; the page can be placed later.

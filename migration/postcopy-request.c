@@ -30,7 +30,15 @@ typedef struct PostcopyRequest {
     QSLIST_HEAD(, PostcopyWait) waits;
     /* A thread waits in userfaultfd */
     bool uffd;
+    /* It was requested before anybody missed it */
+    bool ahead;
 } PostcopyRequest;
+
+/* Addresses of pages that are claimed together: of the first, and behind them */
+typedef struct PostcopyClaimed {
+    void *start;
+    void *end;
+} PostcopyClaimed;
 
 struct PostcopyRequests {
     const PostcopyRequestOps *ops;
@@ -42,8 +50,8 @@ struct PostcopyRequests {
     GHashTable *pages;
     /* Entries that the sender is to send */
     QTAILQ_HEAD(, PostcopyRequest) deferred;
-    /* Addresses of pages that are being placed: about one for each channel */
-    GPtrArray *claims;
+    /* Pages that are being placed, PostcopyClaimed: one for each channel */
+    GArray *claims;
     /* Threads between postcopy_requests_enter() and _leave() */
     unsigned inside;
     /* The last entry of pages has gone, or the last thread inside */
@@ -129,6 +137,15 @@ static void postcopy_wake_waiters(PostcopyWaiterList *wake)
     }
 }
 
+PostcopyPage postcopy_page_at(const PostcopyPage *page, int64_t n)
+{
+    ssize_t bytes = n * (ssize_t)page->size;
+
+    return (PostcopyPage) {
+        page->rb, page->start + bytes, page->host + bytes, page->size
+    };
+}
+
 PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
 {
     PostcopyRequests *r = g_new0(PostcopyRequests, 1);
@@ -137,7 +154,7 @@ PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
     qemu_mutex_init(&r->lock);
     qemu_cond_init(&r->empty);
     r->pages = g_hash_table_new(NULL, NULL);
-    r->claims = g_ptr_array_new();
+    r->claims = g_array_new(false, false, sizeof(PostcopyClaimed));
     QTAILQ_INIT(&r->deferred);
     postcopy_meter_init(&r->meter);
     return r;
@@ -164,7 +181,7 @@ void postcopy_requests_free(PostcopyRequests *r)
         g_free(wait);
     }
     g_hash_table_unref(r->pages);
-    g_ptr_array_unref(r->claims);
+    g_array_unref(r->claims);
     postcopy_meter_destroy(&r->meter);
     qemu_cond_destroy(&r->empty);
     qemu_mutex_destroy(&r->lock);
@@ -192,7 +209,7 @@ void postcopy_requests_stop(PostcopyRequests *r)
             qemu_cond_wait(&r->empty, &r->lock);
         }
         /* Of channels that have ended within a page */
-        g_ptr_array_set_size(r->claims, 0);
+        g_array_set_size(r->claims, 0);
         g_hash_table_iter_init(&iter, r->pages);
         while (g_hash_table_iter_next(&iter, NULL, &value)) {
             postcopy_request_end(r, value, &wake);
@@ -273,6 +290,10 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
             g_hash_table_insert(r->pages, page->host, req);
             r->counts.requests++;
             state = POSTCOPY_PAGE_REQUEST;
+        } else if (req->ahead) {
+            req->ahead = false;
+            req->since = get_clock();
+            r->counts.ahead_missed++;
         }
         known = !postcopy_request_add(r, req, fault);
         if (!known && r->ops->missed && !(waiter && waiter->come)) {
@@ -292,6 +313,29 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
         r->counts.wakes += received;
     }
     return received ? POSTCOPY_PAGE_RECEIVED : state;
+}
+
+uint64_t postcopy_requests_ahead(PostcopyRequests *r, const PostcopyPage *page,
+                                 int64_t step, unsigned n)
+{
+    uint64_t mask = 0;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    for (unsigned i = 0; i < n && r->active; i++) {
+        PostcopyPage each = postcopy_page_at(page, i * step);
+        PostcopyRequest *req;
+
+        if (r->ops->received(&each) ||
+            g_hash_table_contains(r->pages, each.host)) {
+            continue;
+        }
+        req = postcopy_request_new(r, &each);
+        req->ahead = true;
+        g_hash_table_insert(r->pages, each.host, req);
+        r->counts.ahead++;
+        mask |= 1ull << i;
+    }
+    return mask;
 }
 
 void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page)
@@ -364,36 +408,62 @@ bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
     }
 }
 
-bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
-                               PostcopyPlaceMethod method, bool woke)
+static void postcopy_claim_end(PostcopyRequests *r, const PostcopyPage *page)
 {
-    PostcopyWaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
+    for (guint i = 0; i < r->claims->len; i++) {
+        if (g_array_index(r->claims, PostcopyClaimed, i).start == page->host) {
+            g_array_remove_index_fast(r->claims, i);
+            return;
+        }
+    }
+}
+
+/* Returns whether a thread waits for the page in userfaultfd */
+static bool postcopy_request_come(PostcopyRequests *r, const PostcopyPage *page,
+                                  PostcopyWaiterList *wake)
+{
+    PostcopyRequest *req = g_hash_table_lookup(r->pages, page->host);
+    PostcopyWait *wait;
+    int64_t now;
     bool uffd;
 
-    WITH_QEMU_LOCK_GUARD(&r->lock) {
-        PostcopyRequest *req = g_hash_table_lookup(r->pages, page->host);
-        int64_t now;
-        PostcopyWait *wait;
+    r->ops->set_received(page);
+    if (!req) {
+        return false;
+    }
+    uffd = req->uffd;
+    now = get_clock();
+    QSLIST_FOREACH(wait, &req->waits, next) {
+        postcopy_meter_add(&r->meter, wait->cpu, now - wait->since);
+    }
+    postcopy_request_end(r, req, wake);
+    g_hash_table_remove(r->pages, page->host);
+    return uffd;
+}
 
-        r->counts.bytes[method] += page->size;
-        r->ops->set_received(page);
-        g_ptr_array_remove_fast(r->claims, page->host);
-        uffd = req && req->uffd;
+bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
+                               unsigned n, PostcopyPlaceMethod method,
+                               bool woke)
+{
+    PostcopyWaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
+    bool uffd = false;
+
+    WITH_QEMU_LOCK_GUARD(&r->lock) {
+        unsigned were = g_hash_table_size(r->pages);
+
+        r->counts.bytes[method] += n * page->size;
+        for (unsigned i = 0; i < n; i++) {
+            PostcopyPage each = postcopy_page_at(page, i);
+
+            uffd |= postcopy_request_come(r, &each, &wake);
+        }
+        postcopy_claim_end(r, page);
         if (woke || uffd) {
             r->counts.wakes++;
         } else {
             r->counts.wakes_saved++;
         }
-        if (!req) {
-            return false;
-        }
-        now = get_clock();
-        QSLIST_FOREACH(wait, &req->waits, next) {
-            postcopy_meter_add(&r->meter, wait->cpu, now - wait->since);
-        }
-        postcopy_request_end(r, req, &wake);
-        g_hash_table_remove(r->pages, page->host);
-        if (!g_hash_table_size(r->pages)) {
+        if (were && !g_hash_table_size(r->pages)) {
             qemu_cond_broadcast(&r->empty);
         }
     }
@@ -401,43 +471,75 @@ bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
     return uffd;
 }
 
-bool postcopy_request_claim(PostcopyRequests *r, const PostcopyPage *page,
-                            bool *uffd, bool *vcpu)
+/* What is to be said of one page */
+static PostcopyClaim postcopy_claim_one(PostcopyRequests *r,
+                                        const PostcopyPage *page)
 {
+    PostcopyClaim claim = { };
     PostcopyRequest *req;
     PostcopyWait *wait;
 
-    QEMU_LOCK_GUARD(&r->lock);
-    if (!r->active) {
-        return false;
+    claim.drop = r->ops->received(page);
+    for (guint i = 0; i < r->claims->len && !claim.drop; i++) {
+        PostcopyClaimed *c = &g_array_index(r->claims, PostcopyClaimed, i);
+
+        claim.drop = page->host >= c->start && page->host < c->end;
     }
-    if (r->ops->received(page) ||
-        g_ptr_array_find(r->claims, page->host, NULL)) {
-        r->counts.duplicates++;
-        return false;
-    }
-    g_ptr_array_add(r->claims, page->host);
-    req = g_hash_table_lookup(r->pages, page->host);
-    *uffd = req && req->uffd;
-    *vcpu = false;
+    req = claim.drop ? NULL : g_hash_table_lookup(r->pages, page->host);
     if (req) {
+        claim.asked = true;
+        claim.uffd = req->uffd;
         QSLIST_FOREACH(wait, &req->waits, next) {
-            *vcpu |= wait->waiter != NULL;
+            claim.vcpu |= wait->waiter != NULL;
         }
     }
-    return true;
+    return claim;
+}
+
+unsigned postcopy_request_claim(PostcopyRequests *r, const PostcopyPage *page,
+                                unsigned n, bool zero, PostcopyClaim *claim)
+{
+    PostcopyClaimed claimed = { .start = page->host };
+    unsigned i;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    if (!r->active) {
+        *claim = (PostcopyClaim) { .drop = true };
+        return n;
+    }
+    for (i = 0; i < n; i++) {
+        PostcopyPage each = postcopy_page_at(page, i);
+        PostcopyClaim one = postcopy_claim_one(r, &each);
+
+        if (!i) {
+            *claim = one;
+        } else if (one.drop != claim->drop ||
+                   (zero && (one.vcpu || claim->vcpu))) {
+            break;
+        }
+        claim->asked &= one.asked;
+        claim->uffd |= one.uffd;
+        claim->vcpu |= one.vcpu;
+    }
+    if (claim->drop) {
+        r->counts.duplicates += i;
+    } else {
+        claimed.end = postcopy_page_at(page, i).host;
+        g_array_append_val(r->claims, claimed);
+    }
+    return i;
 }
 
 void postcopy_request_unclaim(PostcopyRequests *r, const PostcopyPage *page)
 {
     QEMU_LOCK_GUARD(&r->lock);
-    g_ptr_array_remove_fast(r->claims, page->host);
+    postcopy_claim_end(r, page);
 }
 
 void postcopy_requests_unclaim_all(PostcopyRequests *r)
 {
     QEMU_LOCK_GUARD(&r->lock);
-    g_ptr_array_set_size(r->claims, 0);
+    g_array_set_size(r->claims, 0);
 }
 
 GArray *postcopy_requests_list(PostcopyRequests *r)
@@ -471,14 +573,6 @@ bool postcopy_requests_received(PostcopyRequests *r, const PostcopyPage *page)
     return !r->active || r->ops->received(page);
 }
 
-/* The page @bytes behind @page, or before it */
-static PostcopyPage postcopy_page_at(const PostcopyPage *page, ssize_t bytes)
-{
-    return (PostcopyPage) {
-        page->rb, page->start + bytes, page->host + bytes, page->size
-    };
-}
-
 void postcopy_requests_run(PostcopyRequests *r, PostcopyPage *page,
                            ram_addr_t length, ram_addr_t window)
 {
@@ -492,20 +586,20 @@ void postcopy_requests_run(PostcopyRequests *r, PostcopyPage *page,
         return;
     }
     while (page->start - before > first) {
-        next = postcopy_page_at(page, -(ssize_t)(before + size));
+        next = postcopy_page_at(page, -(ssize_t)(before / size) - 1);
         if (!r->ops->received(&next)) {
             break;
         }
         before += size;
     }
     while (page->start + after < end) {
-        next = postcopy_page_at(page, after);
+        next = postcopy_page_at(page, after / size);
         if (!r->ops->received(&next)) {
             break;
         }
         after += size;
     }
-    *page = postcopy_page_at(page, -(ssize_t)before);
+    *page = postcopy_page_at(page, -(ssize_t)(before / size));
     page->size = before + after;
 }
 
@@ -528,6 +622,7 @@ unsigned postcopy_requests_outstanding(PostcopyRequests *r,
     int64_t now, since;
     GHashTableIter iter;
     gpointer value;
+    unsigned n = 0;
 
     QEMU_LOCK_GUARD(&r->lock);
     /* With the lock held: nothing is outstanding since later than now */
@@ -536,12 +631,16 @@ unsigned postcopy_requests_outstanding(PostcopyRequests *r,
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         PostcopyRequest *req = value;
 
+        if (req->ahead) {
+            continue;
+        }
+        n++;
         if (req->since <= since) {
             since = req->since;
             *oldest = (PostcopyOldest) { req->page, now - since };
         }
     }
-    return g_hash_table_size(r->pages);
+    return n;
 }
 
 void postcopy_waiter_init(PostcopyWaiter *waiter)

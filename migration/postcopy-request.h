@@ -109,11 +109,14 @@ typedef struct PostcopyRequestCounts {
     uint64_t uffd_spurious;
     /* Reads of userfaultfd that returned faults */
     uint64_t uffd_reads;
-    /* Pages that were requested */
+    /* Pages that were requested since they were missed */
     uint64_t requests;
+    /* Pages that were requested ahead, and those that were missed yet */
+    uint64_t ahead;
+    uint64_t ahead_missed;
     /* Pages that were received once more, and dropped */
     uint64_t duplicates;
-    /* Pages with which userfaultfd waiters were woken, and without */
+    /* Placements that woke userfaultfd waiters, and others */
     uint64_t wakes;
     uint64_t wakes_saved;
     /* Bytes by method of placement */
@@ -161,6 +164,22 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
                                          const PostcopyPage *page,
                                          const PostcopyFault *fault);
 
+/**
+ * postcopy_requests_ahead: pages are likely to be missed soon
+ *
+ * @page: the first one
+ * @step: to the next one, in pages; not 0
+ * @n: how many there are, up to 64, all in the same block
+ *
+ * Returns which of them the caller has to request, as it does after
+ * POSTCOPY_PAGE_REQUEST: bit 0 for @page, bit 1 for the next one.
+ */
+uint64_t postcopy_requests_ahead(PostcopyRequests *r, const PostcopyPage *page,
+                                 int64_t step, unsigned n);
+
+/* The page @n pages behind @page, or before it */
+PostcopyPage postcopy_page_at(const PostcopyPage *page, int64_t n);
+
 /* After POSTCOPY_PAGE_REQUEST: let the sender send it, not the caller */
 void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page);
 /* Of the sender: take one of these.  Returns false if there is none. */
@@ -174,12 +193,14 @@ bool postcopy_requests_next_deferred(PostcopyRequests *r, PostcopyPage *page);
 bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter);
 
 /**
- * postcopy_request_complete: a page was placed
+ * postcopy_request_complete: pages were placed
  *
+ * @page: the first one
+ * @n: how many there are, side by side; claimed together
  * @method: how
  * @woke: the placement has woken userfaultfd waiters
  *
- * Marks the page as received and wakes the waiters of vCPUs.  Returns whether
+ * Marks the pages as received and wakes the waiters of vCPUs.  Returns whether
  * a userfaultfd waiter is known, which the caller has to wake with the kernel
  * unless the placement did.
  *
@@ -189,25 +210,46 @@ bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter);
  * reported it wakes it.  A fault that is never reported found the page.
  */
 bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
-                               PostcopyPlaceMethod method, bool woke);
+                               unsigned n, PostcopyPlaceMethod method,
+                               bool woke);
+
+typedef struct PostcopyClaim {
+    /*
+     * The pages are not to be placed: they have been received, so that the
+     * guest may use them, or somebody else has claimed them, or postcopy is
+     * over.  The rest is not set then.
+     */
+    bool drop;
+    /* All of them were requested */
+    bool asked;
+    /*
+     * A userfaultfd waiter waits for one of them: if so, let the placement
+     * wake.  Waiters that come after the answer are told by
+     * postcopy_request_complete().
+     */
+    bool uffd;
+    /*
+     * A vCPU waits that has left KVM_RUN: it leaves once more unless its page
+     * can be written to
+     */
+    bool vcpu;
+} PostcopyClaim;
 
 /**
- * postcopy_request_claim: become the only one to place a page
+ * postcopy_request_claim: become the only one to place pages
  *
- * @uffd: set to whether a userfaultfd waiter waits for the page: if so, let
- *     the placement wake.  Waiters that come after the answer are told by
- *     postcopy_request_complete().
- * @vcpu: set to whether a vCPU waits that has left KVM_RUN: it leaves once
- *     more unless the page can be written to
+ * @page: the first one
+ * @n: how many there are, side by side; at least 1
+ * @zero: they are all zeros; one that a vCPU waits for is claimed alone
  *
- * Returns false if the page has been received, so that the guest may use it,
- * if somebody has claimed it, or if postcopy is over.
- * postcopy_request_complete() ends the claim.
+ * Returns of how many pages, from the first on, @claim tells.
+ * postcopy_request_complete() or postcopy_request_unclaim() of the same pages
+ * ends the claim.
  */
-bool postcopy_request_claim(PostcopyRequests *r, const PostcopyPage *page,
-                            bool *uffd, bool *vcpu);
+unsigned postcopy_request_claim(PostcopyRequests *r, const PostcopyPage *page,
+                                unsigned n, bool zero, PostcopyClaim *claim);
 
-/* Who has claimed a page could not place it */
+/* Who has claimed pages, of which @page is the first, could not place them */
 void postcopy_request_unclaim(PostcopyRequests *r, const PostcopyPage *page);
 
 /* Who had claims has given up */
@@ -247,7 +289,7 @@ typedef struct PostcopyOldest {
     uint64_t age_ns;
 } PostcopyOldest;
 
-/* Returns the number of outstanding pages; @oldest is set unless it is 0 */
+/* Returns how many pages are missed; @oldest is set unless it is 0 */
 unsigned postcopy_requests_outstanding(PostcopyRequests *r,
                                        PostcopyOldest *oldest);
 

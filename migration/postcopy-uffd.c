@@ -80,7 +80,7 @@ bool postcopy_uffd_read(MigrationIncomingState *mis)
         postcopy_uffd_serve(mis, &msgs[i], fault);
     }
     if (n > 1) {
-        migrate_flush_rp_messages(mis);
+        postcopy_fault_flush(mis);
     }
     return n >= 0;
 }

@@ -111,7 +111,7 @@ def faults(variant, source, destination):
 
 def migrate(lab, variant, options, traced):
     """(faults, latencies of the guest)"""
-    qemu, exits = postcopy.VARIANTS[variant]
+    qemu, exits, _ = postcopy.VARIANTS[variant]
     logs = [f"{lab.tmp}/{side}.events" for side in ("source", "destination")]
     names = DESTINATION["fork" if qemu == FORK else "stock"]
     words = [trace_options(n, log) if traced else [] for n, log in zip((SOURCE, names), logs, strict=True)]

@@ -64,7 +64,7 @@ class ThreadTimes:
 
 def measure(lab, variant, vcpus, options):
     """{"requests_per_s", "work_us": {thread: per request}}"""
-    qemu, exits = postcopy.VARIANTS[variant]
+    qemu, exits, _ = postcopy.VARIANTS[variant]
     uri = postcopy.uri_of(lab, "unix")
     with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=vcpus, memory_mb=options.memory,
               pattern="disjoint", seed=1, zero=0, traced=False) as pair:

@@ -33,8 +33,9 @@ from tests.lab.paths import qemu
 from tests.lab.program import ProgramError, aligned, quantile, say
 from tests.lab.text import search
 
-# QEMU on both sides, and postcopy-fault-exits.
-VARIANTS = {"stock": (STOCK, None), "exits off": (FORK, "off"), "exits on": (FORK, "on")}
+# QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --fetch adds to them.
+VARIANTS: dict[str, tuple[str, str | None, int]] = {
+    "stock": (STOCK, None, 0), "exits off": (FORK, "off", 0), "exits on": (FORK, "on", 0)}
 BACKENDS = {
     "anonymous": None,
     "memfd": "memory-backend-memfd",
@@ -44,6 +45,8 @@ BACKENDS = {
 LOADS: dict[str, dict[str, Any]] = {
     "disjoint": {"pattern": "disjoint"},        # each vCPU its part of memory, in random order
     "sequential": {"pattern": "sequential"},    # the same in the order of addresses
+    "strided": {"pattern": "strided"},          # every fourth page in that order
+    "hot": {"pattern": "hot"},                  # what was written most often, an eighth
     "shared": {"pattern": "shared"},            # all vCPUs the same pages, at the same time
     "samehuge": {"pattern": "samehuge"},        # different pages of the same huge page
     "zeros": {"pattern": "zerowrite", "zero": 90},  # disjoint; most pages are zero, and read before written
@@ -135,6 +138,8 @@ def latencies(pair, report, tsc_khz):
     missed, found = touches[-faults:], touches[:-faults]
     first_to_last_s = max(sum(cpu) for cpu in passes[0]) / 1e6
     return {"touch_count": len(touches), "waited_count": len(waited),
+            # All time that vCPUs waited until the last page had come, of all vCPUs.
+            "stall_ms": sum(t - present_us for t in waited) / 1000,
             "pages_per_s": len(touches) / first_to_last_s,
             # For a curve: in equal steps of their share.
             "latency_permille_us": [round(waited[min(len(waited) - 1, len(waited) * i // 200)], 1)
@@ -204,14 +209,14 @@ def uri_of(lab, transport):
 
 def migrate(lab, variant, case, options, network=None, count=False):
     """One migration; its figures, or with count the destination's system calls."""
-    qemu, exits = VARIANTS[variant]
+    qemu, exits, fetch = VARIANTS[variant]
     huge = case.backend == "hugetlb"
-    # Without a channel of their own, pages that are asked for share the limit.
-    bandwidth = 0 if not options.preempt else 16 * MIB if huge else MIB
+    # Without channels of their own, pages that are asked for share the limit.
+    bandwidth = 0 if not options.preempt else options.background * (16 if huge else 1) * MIB
     wrapper = ("busybox", "time", "-v")
     with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=BACKENDS[case.backend],
               capabilities=("postcopy-preempt",) * options.preempt, cpus=case.vcpus,
-              memory_mb=options.memory << huge, seed=options.seed, traced=False,
+              memory_mb=options.memory << huge, seed=options.seed, traced=False, fetch=fetch,
               wrapper=(*network.wrapper, *wrapper) if network else wrapper, **LOADS[case.load]) as pair:
         src, dst = pair.sides
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
@@ -266,6 +271,7 @@ MEASURED = (
     ("waited touch, p50 (us)", "latency_p50_us", "{:.0f}"),
     ("p95", "latency_p95_us", "{:.0f}"),
     ("p99", "latency_p99_us", "{:.0f}"),
+    ("stall of all vCPUs (ms)", "stall_ms", "{:.0f}"),
     ("pages/s", "pages_per_s", "{:.0f}"),
     ("present touch, p50 (us)", "present_touch_p50_us", "{:.0f}"),
     ("touches that waited", "waited_count", "{:.0f}"),
@@ -367,7 +373,9 @@ def run(options):
         raise ProgramError("no strace: scripts/deps lab")
     about = bench.about()
     place = where(options)
-    names = [name for name in VARIANTS if name != "exits on" or place.exit_on_missing]
+    VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in options.fetch})
+    names = [name for name in VARIANTS if (name != "exits on" or place.exit_on_missing)
+             and (not options.variants or name in options.variants)]
     # Huge pages: one of them at a time is what vCPUs meet in.
     cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus)
              for backend in options.backends for load in options.load or [None] for vcpus in options.cpus]
@@ -391,6 +399,7 @@ def run(options):
 
 def publish(options, about, network, measured, counted):
     settings = {"memory_mib": options.memory, "seed": options.seed, "preempt": options.preempt,
+                "background_mib_per_s": options.background,
                 "transport": options.transport, "rounds_count": options.rounds}
     transport = {"tcp": "TCP within one machine", "unix": "a unix socket"}[options.transport]
     if network:
@@ -434,6 +443,11 @@ def main():
                         help="of the guest (32; twice as much for hugetlb)")
     parser.add_argument("--load", nargs="+", choices=LOADS,
                         help="how the guest touches memory (disjoint; samehuge for hugetlb)")
+    parser.add_argument("--background", type=int, default=1, metavar="MIB",
+                        help="of pages that nobody asked for, per second (1; for hugetlb 16 times; 0: no limit)")
+    parser.add_argument("--fetch", nargs="+", type=int, default=[], metavar="N",
+                        help="also with so many fetch channels, and exits on")
+    parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these, e.g. 'exits on' '4 channels'")
     parser.add_argument("--delay", type=int, metavar="US",
                         help="microseconds that each direction of a link between the QEMUs takes")
     parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT", help="of such a link, per second")

@@ -33,6 +33,12 @@ TIMEOUT_S = 60
 SINGLE_REQUESTS = 3
 
 POSTCOPY = "return-path", "postcopy-ram"
+# Both of them stand for fetch channels.
+FETCH = "postcopy-preempt", "postcopy-blocktime"
+FETCH_CHANNELS = 2
+# Hello of a fetch channel, and the first byte of a request on one; of messages of the return path it is 0.
+HELLO, HELLO_SIZE = b"QPFC", 12
+FETCH_REQUEST = b"\x01"
 # Name, capabilities, and what the user does
 SEEDS = (
     ("precopy", (), "precopy"),
@@ -45,6 +51,8 @@ SEEDS = (
     ("preempt", (*POSTCOPY, "postcopy-preempt"), "postcopy"),
     ("recovery", POSTCOPY, "recovery"),
     ("preempt-recovery", (*POSTCOPY, "postcopy-preempt"), "recovery"),
+    ("fetch", (*POSTCOPY, *FETCH), "postcopy"),
+    ("fetch-recovery", (*POSTCOPY, *FETCH), "recovery"),
 )
 
 
@@ -53,7 +61,11 @@ def record(op, arg, data=b""):
 
 
 def asks(data):
-    """Whether a part of a return path, of whole messages, asks for a page."""
+    """Whether a part of a return path or fetch channel, of whole messages, asks for a page."""
+    if data.startswith(HELLO):
+        data = data[HELLO_SIZE:]
+    if data.startswith(FETCH_REQUEST):
+        return True
     while len(data) >= 4:
         kind, length = struct.unpack_from(">HH", data)
         if kind in REQUESTS:
@@ -175,6 +187,8 @@ def migrate(source, destination, tape, directory, capabilities, way):
     for side in source, destination:
         side.cmd("migrate-set-capabilities",
                  capabilities=[{"capability": c, "state": c in capabilities} for c in CAPABILITIES])
+        side.cmd("migrate-set-parameters",
+                 postcopy_fetch_channels=FETCH_CHANNELS if set(FETCH) <= set(capabilities) else 0)
     if way != "precopy":
         source.cmd("migrate-set-parameters", max_bandwidth=16384 << SLOW, downtime_limit=1,
                    max_postcopy_bandwidth=16384 << SLOW)
@@ -229,7 +243,7 @@ def for_destination(tape, status):
     records, last = [], None
     for what, channel, data in events(tape):
         if what == "cut":
-            records += [record(WAIT, RUNNING), record(CLOSE, MAIN), record(CLOSE, 1),
+            records += [record(WAIT, RUNNING), *(record(CLOSE, channel) for channel in range(1 + FETCH_CHANNELS)),
                         record(WAIT, status["postcopy-paused"]), record(DO, QUERY), record(DO, RECOVER)]
         elif what == "open":
             records += [record(WAIT, READ), record(OPEN, channel)]
@@ -247,7 +261,8 @@ def for_source(tape, status, way):
     records = [record(WAIT, status["active"]) if way == "precopy" else record(DO, START_POSTCOPY)]
     for what, channel, data in events(tape):
         if what == "cut":
-            records += [record(CLOSE, MAIN), record(CLOSE, 1), record(WAIT, status["postcopy-paused"]),
+            records += [*(record(CLOSE, channel) for channel in range(1 + FETCH_CHANNELS)),
+                        record(WAIT, status["postcopy-paused"]),
                         record(DO, QUERY), record(DO, RECOVER), record(WAIT, status["postcopy-recover"])]
         elif what == "open":
             records.append(record(OPEN, channel))

@@ -11,6 +11,7 @@
 struct parameters par = { .zero_percent = 12 };
 const char *const pattern_names[PATTERNS] = {
     "disjoint", "shared", "samehuge", "zerowrite", "smm", "sequential",
+    "strided", "hot",
 };
 
 static char line[512];

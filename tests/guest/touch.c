@@ -10,6 +10,10 @@
 #define LOOK_EVERY      16      /* touches between looks where we are */
 #define LOOK_SELDOM     4096    /* if they are timed: a look takes QEMU's lock */
 #define MEET_EVERY      64      /* shared pages; the faults between keep step */
+#define STRIDE          4       /* pages, of STRIDED */
+#define HOT_SHARE       8       /* one page of so many is hot */
+#define COLD_EVERY      16      /* passes */
+#define HOT_KEY         0x5eed  /* which ones are */
 
 static bool moved;
 
@@ -49,10 +53,33 @@ static uint64_t pages_of_cpu(uint32_t cpu)
     }
 }
 
+/* How many of them are timed on the destination: the first steps. */
+static uint64_t timed_of_cpu(uint32_t cpu)
+{
+    return pages_of_cpu(cpu) / (par.pattern == HOT ? HOT_SHARE : 1);
+}
+
 static uint64_t first_sample(uint32_t cpu)
 {
     return cpu * (par.pattern == SHARED
                   ? pages : pages / par.cpus + pages / BLOCK_PAGES);
+}
+
+/* Of n pages: number i in steps of STRIDE, then those between. */
+static uint64_t stride(uint64_t i, uint64_t n)
+{
+    uint64_t steps = n / STRIDE;
+
+    return i < steps * STRIDE ? i % steps * STRIDE + i / steps : i;
+}
+
+/* Of n pages: first the hot ones, which are anywhere, then the others. */
+static uint64_t hot_first(uint64_t i, uint64_t n, uint64_t key)
+{
+    uint64_t hot = n / HOT_SHARE;
+
+    i = i < hot ? permute(i, hot, key) : hot + permute(i - hot, n - hot, key);
+    return permute(i, n, HOT_KEY);
 }
 
 /* The page of a processor's step i; processors meet before it if *together. */
@@ -73,6 +100,12 @@ static uint64_t page_of_step(uint32_t cpu, uint64_t i, uint64_t key,
     case SEQUENTIAL:
         *together = false;
         return slice_start(cpu) + i;
+    case STRIDED:
+        *together = false;
+        return slice_start(cpu) + stride(i, pages_of_cpu(cpu));
+    case HOT:
+        *together = false;
+        return slice_start(cpu) + hot_first(i, pages_of_cpu(cpu), key);
     default:
         *together = false;
         return slice_start(cpu)
@@ -88,6 +121,9 @@ static void load(uint32_t cpu)
 
     for (uint64_t pass = 0; !par.passes || pass < par.passes; pass++) {
         for (uint64_t i = 0; i < pages_of_cpu(cpu); i++) {
+            /* Of HOT, one of the others in some passes */
+            bool cold = par.pattern == HOT && i >= timed_of_cpu(cpu) &&
+                        (pass % COLD_EVERY || i > timed_of_cpu(cpu));
             uint64_t page = page_of_step(cpu, i, par.seed + pass, &together);
 
             if (i % look_every == 0 && side() != SIDE_SOURCE
@@ -98,7 +134,7 @@ static void load(uint32_t cpu)
             if (__atomic_load_n(&moved, __ATOMIC_SEQ_CST)) {
                 return;
             }
-            if (stays_zero(page)) {
+            if (cold || stays_zero(page)) {
                 continue;
             }
             if (par.time) {
@@ -110,14 +146,14 @@ static void load(uint32_t cpu)
     }
 }
 
-/* On the destination: time one touch of each page. */
+/* On the destination: time one touch of each page, or of each hot one. */
 static void measure(uint32_t cpu, int pass)
 {
     uint32_t *sample = samples[pass] + first_sample(cpu);
     bool by_smi = par.pattern == SMM && cpu == 0;
     bool together;
 
-    for (uint64_t i = 0; i < pages_of_cpu(cpu); i++) {
+    for (uint64_t i = 0; i < timed_of_cpu(cpu); i++) {
         uint64_t page = page_of_step(cpu, i, ~par.seed, &together);
         uint64_t took;
 
@@ -135,7 +171,7 @@ static void report(void)
     for (uint64_t cpu = 0; cpu < par.cpus; cpu++) {
         print("{\"event\": \"samples\", \"cpu\": %u, \"count\": %u, "
               "\"pass1_address\": %u, \"pass2_address\": %u}\n",
-              cpu, pages_of_cpu(cpu),
+              cpu, timed_of_cpu(cpu),
               (uint64_t)(uintptr_t)(samples[0] + first_sample(cpu)),
               (uint64_t)(uintptr_t)(samples[1] + first_sample(cpu)));
     }

@@ -13,7 +13,9 @@
 /* Of touches by their ticks: eight for each power of two */
 #define BUCKETS     512
 
-enum pattern { DISJOINT, SHARED, SAMEHUGE, ZEROWRITE, SMM, SEQUENTIAL, PATTERNS };
+enum pattern {
+    DISJOINT, SHARED, SAMEHUGE, ZEROWRITE, SMM, SEQUENTIAL, STRIDED, HOT, PATTERNS
+};
 
 /* io.c: what the guest says and is told */
 void print(const char *format, ...);        /* %s %u (64 bit) %x (64 bit) */

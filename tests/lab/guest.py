@@ -42,6 +42,9 @@ def arguments(side: str, log: Path | str, cpus: int | str = 4, memory_mb: int | 
       pattern  disjoint: each processor has its part of memory; shared: all processors touch
                all pages, together; samehuge: they touch different pages of the same 2 MiB;
                sequential: disjoint, and in order of their addresses, where the others are random;
+               strided: disjoint, each fourth page in order of addresses, then those between;
+               hot: disjoint; an eighth of the pages, anywhere, is written most often, and only they
+               are timed on the destination;
                zerowrite: disjoint, and read before they write (use with zero=100);
                smm: disjoint, and processor 0 touches by an SMI handler
                (x86 only)

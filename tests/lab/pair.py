@@ -295,7 +295,8 @@ class BasePair(ABC, Generic[AnySide]):
     capabilities: beside postcopy-ram, or None for pre-copy alone; source_options,
     destination_options: more words of their command lines; tls: directory in L1 with keys.psk;
     traced: write a trace, for Side.trace(); wrapper: words before the destination's command;
-    destination_lab: another L1 for it; other options: as for guest.arguments()."""
+    destination_lab: another L1 for it; fetch: postcopy-fetch-channels of both, or of each; other
+    options: as for guest.arguments()."""
 
     side_type: type[AnySide]
 
@@ -303,12 +304,14 @@ class BasePair(ABC, Generic[AnySide]):
                  machine: str | None = None, memory_mb: int | str = 32, backend: str | None = None,
                  capabilities: Sequence[str] | None = ("postcopy-preempt",), source_options: Sequence[str] = (),
                  destination_options: Sequence[str] = (), cpus: int = 4, tls: str | None = None, traced: bool = True,
-                 wrapper: Sequence[str] = (), destination_lab: Place | None = None, **options: Any) -> None:
+                 wrapper: Sequence[str] = (), destination_lab: Place | None = None, fetch: int | tuple[int, int] = 0,
+                 **options: Any) -> None:
         self.lab = lab
         self.destination_lab = destination_lab or lab
         self.cpus = cpus
         self.exits = exits
         self.tls = tls
+        self.fetch = fetch if isinstance(fetch, tuple) else (fetch, fetch)
         self.capabilities = () if capabilities is None else ("postcopy-ram", *capabilities)
         self.ports = iter(range(FIRST_MIGRATION_PORT, FIRST_MIGRATION_PORT + 100))
         # So slow that nearly all memory is left for post-copy; a page takes half a second at most.
@@ -344,6 +347,9 @@ class BasePair(ABC, Generic[AnySide]):
                          capabilities=[{"capability": c, "state": True} for c in self.capabilities])
                 if self.tls:
                     side.cmd("migrate-set-parameters", tls_creds="tls")
+            for side, channels in zip(self.sides, self.fetch, strict=True):
+                if channels:
+                    side.cmd("migrate-set-parameters", postcopy_fetch_channels=channels)
             if self.exits:
                 self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
         except BaseException as e:

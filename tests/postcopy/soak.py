@@ -41,8 +41,8 @@ SNAPSHOT = "/tmp/snapshot"
 WHOLE = (Ended.DESTINATION, Ended.SOURCE)
 
 
-def chosen(seed):
-    """What to do, from the seed alone."""
+def chosen(seed, fetch=False):
+    """What to do, from the seed alone; fetch: by fetch channels in any case."""
     r = random.Random(seed)
     huge = r.random() < 0.3
     phase = r.choice([None, None, *PHASES, *PHASES])
@@ -70,12 +70,15 @@ def chosen(seed):
         "delay_s": r.choice([0, r.uniform(0, 0.05), r.uniform(0, 0.7)]),
         # With a killed source goes what is under way, or does not.
         "under_way_lost": r.random() < 0.5,
+        # With half of the seeds, or with all
+        "fetch_channels": r.randint(1, 8) * (r.random() < 0.5 or fetch),
     }
 
 
 def told(c):
     """The plan in a line."""
     words = [c["backend"], c["pattern"], f"{c['mem_mib']} MiB", f"{c['cpus']} vCPUs", f"exits {c['exits']}",
+             f"{c['fetch_channels']} fetch channels" if c["fetch_channels"] else
              "preempt" if c["preempt"] else "one channel"]
     words += [f"snapshot cancelled after {s:.2f} s" for s in c["snapshot_cancelled_s"]]
     words += ["DIMM unplugged"] * c["dimm"]
@@ -149,7 +152,7 @@ def migrate(lab, c, note=lambda text: None):
 
     with Pair(lab, exits=c["exits"], backend=(HUGE | SMALL)[c["backend"]], cpus=c["cpus"],
               capabilities=("postcopy-preempt",) if c["preempt"] else (),
-              memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"],
+              memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"], fetch=c["fetch_channels"],
               zero=c["zero_percent"], seed=c["seed"] & 0xffff,
               source_options=dimm("source"), destination_options=dimm("destination")) as pair:
         try:
@@ -188,6 +191,7 @@ class Soak:
         self.done = []
         self.failures = []
         self.keep_going = options.keep_going
+        self.fetch = options.fetch
         self.started = time.monotonic()
         self.lock = threading.Lock()    # of all above
 
@@ -210,7 +214,7 @@ class Soak:
     def one(self, lab, seed):
         """Whether it ended as it may."""
         notes: list[str] = []
-        c, begun = chosen(seed), time.monotonic()
+        c, begun = chosen(seed, self.fetch), time.monotonic()
         self.say(f"seed {seed}: {told(c)}")
         try:
             ended, faults, recoveries, said = migrate(lab, c, notes.append)
@@ -262,8 +266,8 @@ class Soak:
             "recoveries_count": sum(result["recoveries_count"] for result in self.done),
             "duration_s": round(time.monotonic() - self.started, 1),
             "by_choice_count": {key: dict(Counter(str(result[key]) for result in self.done))
-                                for key in ("backend", "exits", "preempt", "pattern", "cpus", "dimm", "phase",
-                                            "action", "ended")},
+                                for key in ("backend", "exits", "preempt", "fetch_channels", "pattern", "cpus", "dimm",
+                                            "phase", "action", "ended")},
             "by_fault_count": dict(Counter(f"{r['action']} in phase {r['phase']}: {r['ended']}"
                                            for r in self.done if r["phase"])),
             "snapshots_cancelled_count": sum(n == "snapshot cancelled" for r in self.done for n in r["notes"]),
@@ -278,6 +282,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=200, help="of migrations (200)")
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow (1)")
+    parser.add_argument("--fetch", action="store_true", help="each by 1 to 8 fetch channels, not half of them")
     parser.add_argument("--keep-going", action="store_true", help="go on with the next one after a failure")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     soak = Soak(parser.parse_args())

@@ -75,7 +75,7 @@ static void come(PostcopyRequests *r, unsigned n)
 {
     PostcopyPage page = page_of(n);
 
-    postcopy_request_complete(r, &page, POSTCOPY_PLACE_COPY, false);
+    postcopy_request_complete(r, &page, 1, POSTCOPY_PLACE_COPY, false);
 }
 
 static void count_kick(void *opaque)

@@ -93,10 +93,11 @@ static void place(unsigned page)
     /* Every fourth page is zero */
     void *content = page % 4 ? from : NULL;
     PostcopyPage p = page_of(page);
-    bool wake, vcpu;
+    PostcopyClaim claim;
 
     from[0] = page % 4 ? page : 0;
-    if (!postcopy_request_claim(requests, &p, &wake, &vcpu)) {
+    postcopy_request_claim(requests, &p, 1, !content, &claim);
+    if (claim.drop) {
         return;
     }
     if (mirror) {
@@ -108,7 +109,8 @@ static void place(unsigned page)
             content = memcpy(mirror + page * page_size, from, page_size);
         }
     }
-    g_assert_cmpint(postcopy_place(requests, ufd, &p, content, wake), ==, 0);
+    g_assert_cmpint(postcopy_place(requests, ufd, &p, 1, content,
+                                   claim.uffd), ==, 0);
 }
 
 static void ask(unsigned page)
@@ -288,10 +290,30 @@ static void test_eexist(void)
     place(1);
     received_map[1] = false;
     page = page_of(1);
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, from, true),
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, true),
                     ==, -EEXIST);
     g_assert_false(received_map[1]);
     g_assert_cmpuint(*(uint64_t *)(ram + page_size), ==, 1);
+    end();
+}
+
+/* Of pages that come together, those before one that cannot be placed count */
+static void test_part(void)
+{
+    g_autofree char *from = g_malloc0(3 * qemu_real_host_page_size());
+    PostcopyPage page;
+
+    start(false);
+    place(2);
+    received_map[2] = false;
+    page = page_of(1);
+    from[0] = 7;
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, 3, from, true),
+                    ==, -EEXIST);
+    g_assert_true(received_map[1]);
+    g_assert_false(received_map[2]);
+    g_assert_false(received_map[3]);
+    g_assert_cmpint(ram[page_size], ==, 7);
     end();
 }
 
@@ -304,7 +326,7 @@ static void test_enoent(void)
     start(false);
     g_assert_cmpint(uffd_unregister_memory(ufd, ram, page_size), ==, 0);
     page = page_of(0);
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, from, true),
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, true),
                     ==, -ENOENT);
     g_assert_false(received_map[0]);
     end();
@@ -382,7 +404,7 @@ static void test_esrch(void)
     /* Any address: there is none any more */
     page = page_of(0);
     page.host = (void *)(uintptr_t)page_size;
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, from, true),
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, true),
                     ==, -ESRCH);
     g_assert_false(received_map[0]);
     postcopy_requests_free(requests);
@@ -421,7 +443,7 @@ static void test_enomem(void)
     for (size_t at = 0; !ret && at < length; at += size) {
         PostcopyPage page = { block, 0, ram + at, size };
 
-        ret = postcopy_place(requests, ufd, &page, from, true);
+        ret = postcopy_place(requests, ufd, &page, 1, from, true);
     }
     g_assert_cmpint(ret, ==, -ENOMEM);
     munmap(ram, length);
@@ -487,7 +509,7 @@ static void test_eagain(void)
     from[0] = 8;
     page = page_of(8);
     page.size *= 2;
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, from, true), <, 0);
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, true), <, 0);
     g_assert_cmpuint(*(uint64_t *)(ram + 8 * page_size), ==, 8);
     g_assert_cmpuint(*(uint64_t *)(ram + 9 * page_size), ==, 9);
     copy.dst = (uintptr_t)ram + 10 * page_size;
@@ -533,6 +555,7 @@ int main(int argc, char **argv)
     g_test_add_data_func("/postcopy-place/continue/nobody-sleeps-on",
                          (void *)1, test_nobody_sleeps_on);
     g_test_add_func("/postcopy-place/error/eexist", test_eexist);
+    g_test_add_func("/postcopy-place/error/part", test_part);
     g_test_add_func("/postcopy-place/error/enoent", test_enoent);
     g_test_add_func("/postcopy-place/error/esrch", test_esrch);
     g_test_add_func("/postcopy-place/error/enomem", test_enomem);

@@ -104,7 +104,7 @@ static void complete(PostcopyRequests *r, unsigned n)
 {
     PostcopyPage page = page_of(n);
 
-    postcopy_request_complete(r, &page, POSTCOPY_PLACE_COPY, false);
+    postcopy_request_complete(r, &page, 1, POSTCOPY_PLACE_COPY, false);
 }
 
 /* How often each page is in the list of outstanding ones */
@@ -170,8 +170,12 @@ static void test_once(void)
 static bool claim(PostcopyRequests *r, unsigned n, bool *uffd, bool *vcpu)
 {
     PostcopyPage page = page_of(n);
+    PostcopyClaim claim;
 
-    return postcopy_request_claim(r, &page, uffd, vcpu);
+    g_assert_cmpuint(postcopy_request_claim(r, &page, 1, false, &claim), ==, 1);
+    *uffd = claim.uffd;
+    *vcpu = claim.vcpu;
+    return !claim.drop;
 }
 
 /* A page that is filled where it lies is filled by one thread, and once */
@@ -204,6 +208,69 @@ static void test_claim(void)
 
     postcopy_requests_counts(r, &counts);
     g_assert_cmpuint(counts.duplicates, ==, 2);
+    postcopy_waiter_destroy(&waiter);
+    postcopy_requests_free(r);
+}
+
+static unsigned claim_run(PostcopyRequests *r, unsigned page, unsigned n,
+                          bool zero, PostcopyClaim *claim)
+{
+    PostcopyPage first = page_of(page);
+
+    return postcopy_request_claim(r, &first, n, zero, claim);
+}
+
+/* Pages that come together: as far as the same is to be done with them */
+static void test_claim_run(void)
+{
+    PostcopyRequests *r = setup();
+    PostcopyPage first = page_of(4);
+    PostcopyRequestCounts counts;
+    PostcopyWaiter waiter;
+    PostcopyClaim claim;
+
+    postcopy_waiter_init(&waiter);
+    for (unsigned page = 4; page < 10; page++) {
+        begin(r, page, page == 6 ? &waiter : NULL);
+    }
+    complete(r, 8);
+
+    g_assert_cmpuint(claim_run(r, 4, 6, false, &claim), ==, 4);
+    g_assert_false(claim.drop);
+    g_assert_true(claim.asked);
+    g_assert_true(claim.uffd);
+    g_assert_true(claim.vcpu);
+    /* Another channel, meanwhile: neither within nor around the claim */
+    g_assert_cmpuint(claim_run(r, 5, 1, false, &claim), ==, 1);
+    g_assert_true(claim.drop);
+    g_assert_cmpuint(claim_run(r, 3, 7, false, &claim), ==, 1);
+    g_assert_false(claim.drop);
+    g_assert_false(claim.asked);
+    complete(r, 3);
+    g_assert_cmpuint(claim_run(r, 8, 2, false, &claim), ==, 1);
+    g_assert_true(claim.drop);
+
+    g_assert_true(postcopy_request_complete(r, &first, 4, POSTCOPY_PLACE_COPY,
+                                            true));
+    g_assert_true(postcopy_request_wait(r, &waiter));
+    for (unsigned page = 3; page < 9; page++) {
+        g_assert_true(mem.received_map[page]);
+    }
+    g_assert_false(mem.received_map[9]);
+
+    /* Zeros: the page of a vCPU alone, since it has to be writable */
+    for (unsigned page = 20; page < 23; page++) {
+        begin(r, page, page == 21 ? &waiter : NULL);
+    }
+    g_assert_cmpuint(claim_run(r, 20, 3, true, &claim), ==, 1);
+    g_assert_false(claim.vcpu);
+    g_assert_cmpuint(claim_run(r, 21, 2, true, &claim), ==, 1);
+    g_assert_true(claim.vcpu);
+
+    postcopy_requests_counts(r, &counts);
+    g_assert_cmpuint(counts.duplicates, ==, 2);
+    g_assert_cmpuint(counts.bytes[POSTCOPY_PLACE_COPY], ==, 6 * PAGE);
+    postcopy_requests_stop(r);
     postcopy_waiter_destroy(&waiter);
     postcopy_requests_free(r);
 }
@@ -677,6 +744,7 @@ int main(int argc, char **argv)
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/postcopy-request/once", test_once);
     g_test_add_func("/postcopy-request/claim", test_claim);
+    g_test_add_func("/postcopy-request/claim-run", test_claim_run);
     g_test_add_func("/postcopy-request/run", test_run);
     g_test_add_func("/postcopy-request/defer", test_defer);
     g_test_add_func("/postcopy-request/again", test_again);

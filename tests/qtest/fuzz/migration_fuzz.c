@@ -128,6 +128,13 @@ static const MigrationCapability fuzz_capabilities[] = {
     MIGRATION_CAPABILITY_X_IGNORE_SHARED,
 };
 
+/*
+ * Of these: POSTCOPY_RAM, POSTCOPY_PREEMPT and POSTCOPY_BLOCKTIME.  All three
+ * stand for fetch channels, which take the place of preempt's.
+ */
+#define FUZZ_FETCH          0x0e
+#define FUZZ_FETCH_CHANNELS 2
+
 static void fuzz_set_options(const uint8_t *options)
 {
     MigrationParameters *p = &migrate_get_current()->parameters;
@@ -140,6 +147,8 @@ static void fuzz_set_options(const uint8_t *options)
         c->state = options[0] & 1 << i;
         QAPI_LIST_PREPEND(list, c);
     }
+    p->postcopy_fetch_channels =
+        (options[0] & FUZZ_FETCH) == FUZZ_FETCH ? FUZZ_FETCH_CHANNELS : 0;
     /* Those that do not fit together are refused */
     qmp_migrate_set_capabilities(list, NULL);
     qapi_free_MigrationCapabilityStatusList(list);

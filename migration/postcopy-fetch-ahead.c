@@ -1,0 +1,138 @@
+/*
+ * Postcopy: pages that are requested before they are missed
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/bitops.h"
+#include "qemu/host-utils.h"
+#include "qemu/units.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "postcopy-fault.h"
+#include "postcopy-fetch-ahead.h"
+#include "postcopy-stream.h"
+#include "trace.h"
+
+/* At most, in bytes: so none of 2 MiB, which are ahead by themselves */
+#define POSTCOPY_FETCH_AHEAD (256 * KiB)
+
+/* Of a vCPU */
+typedef struct PostcopyFetchStreams {
+    /* Of faults for which it has left KVM; its own thread's */
+    PostcopyStreams exits;
+    /* Of those that userfaultfd tells of; the fault thread's */
+    PostcopyStreams uffd;
+} PostcopyFetchStreams;
+
+struct PostcopyFetchAhead {
+    unsigned cpus;
+    PostcopyFetchStreams streams[];
+};
+
+PostcopyFetchAhead *postcopy_fetch_ahead_new(unsigned cpus)
+{
+    PostcopyFetchAhead *ahead;
+
+    ahead = g_malloc0(sizeof(*ahead) + cpus * sizeof(ahead->streams[0]));
+    ahead->cpus = cpus;
+    return ahead;
+}
+
+/*
+ * Pages to request beside @page: returns a mask as postcopy_requests_ahead()
+ * does, of pages from @first on in steps of @step.
+ */
+static uint64_t postcopy_fetch_ahead_pages(PostcopyStreams *streams,
+                                           MigrationIncomingState *mis,
+                                           const PostcopyPage *page,
+                                           PostcopyPage *first, int64_t *step)
+{
+    unsigned n, most = MIN(POSTCOPY_STREAM_WINDOW,
+                           POSTCOPY_FETCH_AHEAD / page->size);
+    uint64_t pages = page->rb->postcopy_length / page->size;
+    /* Blocks differ in it: no stream goes from one to another */
+    uint64_t begin = page->rb->offset / page->size;
+    uint64_t index, number, mask;
+
+    /* Parts of such memory are never sent */
+    if (!most || memory_region_has_ram_discard_manager(page->rb->mr)) {
+        return 0;
+    }
+    n = postcopy_streams_fault(streams, begin + page->start / page->size, most,
+                               &number, step);
+    /* Below the begin, it is a large number */
+    index = number - begin;
+    while (n && (index >= pages || index + (n - 1) * *step >= pages)) {
+        n--;
+    }
+    if (!n) {
+        return 0;
+    }
+    *first = postcopy_page(page->rb, index * page->size);
+    mask = postcopy_requests_ahead(mis->page_requests, first, *step, n);
+    trace_postcopy_fetch_ahead(page->rb->idstr, page->start, first->start,
+                               *step, n, mask);
+    return mask;
+}
+
+/* A request for @n pages, from number @at of those from @first on in @step */
+static PostcopyFrame postcopy_fetch_pages(const PostcopyPage *first,
+                                          int64_t step, unsigned at,
+                                          unsigned n)
+{
+    bool neighbours = step == 1 || step == -1;
+    /* Neighbours are sent in the order of their addresses */
+    PostcopyPage page = postcopy_page_at(first,
+                                         (step == -1 ? at + n - 1 : at) * step);
+
+    return (PostcopyFrame) {
+        .type = POSTCOPY_FRAME_REQUEST,
+        .rb = page.rb,
+        .offset = page.start,
+        .length = page.size * (neighbours ? n : 1),
+        .more = neighbours ? 0 : n - 1,
+        .step = neighbours || n == 1 ? 0 : step * (int64_t)page.size,
+    };
+}
+
+bool postcopy_fetch_ahead(PostcopyFetchAhead *ahead,
+                          MigrationIncomingState *mis, const PostcopyPage *page,
+                          const PostcopyFault *fault, bool request)
+{
+    PostcopyFetchStreams *streams;
+    PostcopyFrame frame;
+    PostcopyPage first;
+    uint64_t mask;
+    int64_t step;
+
+    if (fault->cpu < 0 || fault->cpu >= ahead->cpus) {
+        return false;
+    }
+    streams = &ahead->streams[fault->cpu];
+    mask = postcopy_fetch_ahead_pages(fault->waiter ? &streams->exits
+                                                    : &streams->uffd,
+                                      mis, page, &first, &step);
+    if (!mask) {
+        return false;
+    }
+    if (request && step != -1 &&
+        postcopy_page_at(page, step).host == first.host) {
+        /* One with the others */
+        mask = mask << 1 | 1;
+        first = *page;
+    } else if (request) {
+        /* What is missed now comes first */
+        frame = postcopy_fetch_pages(page, 1, 0, 1);
+        postcopy_fetch_send_request(mis, page, &frame, true);
+    }
+    while (mask) {
+        unsigned at = ctz64(mask), n = cto64(mask >> at);
+
+        mask &= ~MAKE_64BIT_MASK(at, n);
+        frame = postcopy_fetch_pages(&first, step, at, n);
+        postcopy_fetch_send_request(mis, page, &frame, mask);
+    }
+    return true;
+}

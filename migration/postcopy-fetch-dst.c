@@ -1,0 +1,486 @@
+/*
+ * Postcopy: fetch channels, on the destination
+ *
+ * Whoever misses a page writes its request to the page's channel; the
+ * channel's thread reads what comes back, places it, and wakes who waits.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/error-report.h"
+#include "qemu/lockable.h"
+#include "qemu/rcu.h"
+#include "qemu/units.h"
+#include "qapi/error.h"
+#include "qapi/util.h"
+#include "exec/ramblock.h"
+#include "exec/target_page.h"
+#include "hw/boards.h"
+#include "inject.h"
+#include "postcopy-fault.h"
+#include "postcopy-fetch.h"
+#include "postcopy-fetch-ahead.h"
+#include "options.h"
+#include "postcopy-ram.h"
+#include "postcopy-receive.h"
+#include "qemu-file.h"
+#include "ram.h"
+#include "trace.h"
+#include "yank_functions.h"
+
+/*
+ * Pages that lie so near each other are on the same channel: they come
+ * together, and are asked for together
+ */
+#define POSTCOPY_FETCH_REGION (64 * KiB)
+
+/* Of pages, that much is placed at a time: QEMUFile's buffer is 32 KiB */
+#define POSTCOPY_FETCH_PART (16 * KiB)
+
+typedef struct PostcopyFetchChannel {
+    MigrationIncomingState *mis;
+    unsigned id;
+    /* Protects what is below, and each request until it is in out */
+    QemuMutex lock;
+    /*
+     * The thread has been started: in is its own, and requests may be sent.
+     * Who starts and stops may read it without the lock.
+     */
+    bool active;
+    QemuThread thread;
+    /* The thread's, of POSTCOPY_FETCH_PART bytes */
+    void *part;
+    QEMUFile *in;
+    QEMUFile *out;
+    /* Block of the last frame in out */
+    RAMBlock *last;
+} PostcopyFetchChannel;
+
+typedef struct PostcopyFetch {
+    PostcopyFetchChannel channels[POSTCOPY_FETCH_CHANNELS_MAX];
+    PostcopyFetchCounts counts[POSTCOPY_FETCH_CHANNELS_MAX];
+    /* Made when channels are used for the first time; never freed */
+    PostcopyFetchAhead *ahead;
+    /*
+     * Protects what is below, and, after the channel's own lock, that a
+     * channel's in is there.  Held for no more than a shutdown().
+     */
+    QemuMutex lock;
+    /* Channels of which the source has told the end */
+    unsigned ended;
+    QemuCond changed;
+} PostcopyFetch;
+
+static PostcopyFetchChannel *postcopy_fetch_channel(MigrationIncomingState *mis,
+                                                    const PostcopyPage *page)
+{
+    uint64_t region = (uintptr_t)page->host / MAX(page->size,
+                                                  POSTCOPY_FETCH_REGION);
+
+    /* Fibonacci hashing: what strides evenly uses all channels, too */
+    region *= 0x9e3779b97f4a7c15;
+    return &mis->fetch->channels[(region >> 32) %
+                                 migrate_postcopy_fetch_channels()];
+}
+
+/* Requesting: PostcopyFaultChannels */
+
+static bool postcopy_fetch_used(void)
+{
+    return migrate_postcopy_fetch_channels();
+}
+
+int postcopy_fetch_send_request(MigrationIncomingState *mis,
+                                const PostcopyPage *near,
+                                const PostcopyFrame *request, bool more)
+{
+    PostcopyFetchChannel *ch = postcopy_fetch_channel(mis, near);
+
+    QEMU_LOCK_GUARD(&ch->lock);
+    if (!ch->active) {
+        return -EIO;
+    }
+    stat64_add(&mis->fetch->counts[ch->id].requests, 1);
+    postcopy_frame_put(ch->out, request, &ch->last);
+    return more ? 0 : qemu_fflush(ch->out);
+}
+
+static int postcopy_fetch_request(MigrationIncomingState *mis,
+                                  const PostcopyPage *page, bool more)
+{
+    PostcopyFrame request = {
+        .type = POSTCOPY_FRAME_REQUEST,
+        .rb = page->rb,
+        .offset = page->start,
+        .length = page->size,
+    };
+
+    return postcopy_fetch_send_request(mis, page, &request, more);
+}
+
+static void postcopy_fetch_flush(MigrationIncomingState *mis)
+{
+    for (unsigned i = 0; i < migrate_postcopy_fetch_channels(); i++) {
+        PostcopyFetchChannel *ch = &mis->fetch->channels[i];
+
+        QEMU_LOCK_GUARD(&ch->lock);
+        if (ch->active) {
+            qemu_fflush(ch->out);
+        }
+    }
+}
+
+static bool postcopy_fetch_request_ahead(MigrationIncomingState *mis,
+                                         const PostcopyPage *page,
+                                         const PostcopyFault *fault,
+                                         bool request)
+{
+    return postcopy_fetch_ahead(mis->fetch->ahead, mis, page, fault, request);
+}
+
+static bool postcopy_fetch_wait_end(MigrationIncomingState *mis, int ms)
+{
+    PostcopyFetch *fetch = mis->fetch;
+    unsigned n = migrate_postcopy_fetch_channels();
+
+    QEMU_LOCK_GUARD(&fetch->lock);
+    if (fetch->ended < n) {
+        qemu_cond_timedwait(&fetch->changed, &fetch->lock, ms);
+    }
+    return fetch->ended == n;
+}
+
+static const PostcopyFaultChannels postcopy_fetch_fault_channels = {
+    .used = postcopy_fetch_used,
+    .request = postcopy_fetch_request,
+    .flush = postcopy_fetch_flush,
+    .request_ahead = postcopy_fetch_request_ahead,
+    .wait_end = postcopy_fetch_wait_end,
+};
+
+void postcopy_fetch_init(MigrationIncomingState *mis)
+{
+    PostcopyFetch *fetch = g_new0(PostcopyFetch, 1);
+
+    qemu_mutex_init(&fetch->lock);
+    qemu_cond_init(&fetch->changed);
+    for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
+        fetch->channels[i].mis = mis;
+        fetch->channels[i].id = i;
+        qemu_mutex_init(&fetch->channels[i].lock);
+    }
+    mis->fetch = fetch;
+    postcopy_fault_set_channels(&postcopy_fetch_fault_channels);
+}
+
+static void postcopy_fetch_fill_counts(MigrationInfo *info,
+                                       PostcopyFetchCounts *counts)
+{
+    PostcopyFetchStatsList **list;
+
+    info->postcopy_fetch = g_new0(PostcopyFetchInfo, 1);
+    list = &info->postcopy_fetch->channels;
+    for (unsigned i = 0; i < migrate_postcopy_fetch_channels(); i++) {
+        PostcopyFetchStats *stats = g_new0(PostcopyFetchStats, 1);
+
+        stats->requests = stat64_get(&counts[i].requests);
+        stats->pages = stat64_get(&counts[i].pages);
+        stats->zero_pages = stat64_get(&counts[i].zero_pages);
+        stats->frames = stat64_get(&counts[i].frames);
+        QAPI_LIST_APPEND(list, stats);
+    }
+}
+
+void postcopy_fetch_fill_info(MigrationInfo *info)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    MigrationState *s = migrate_get_current();
+
+    if (!migrate_postcopy_fetch_channels()) {
+        return;
+    }
+    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+        if (s->fetch_counts) {
+            postcopy_fetch_fill_counts(info, s->fetch_counts);
+            return;
+        }
+    }
+    if (postcopy_state_get() >= POSTCOPY_INCOMING_LISTENING) {
+        PostcopyRequestCounts counts;
+
+        postcopy_fetch_fill_counts(info, mis->fetch->counts);
+        postcopy_requests_counts(mis->page_requests, &counts);
+        info->postcopy_fetch->has_ahead = true;
+        info->postcopy_fetch->ahead = counts.ahead;
+        info->postcopy_fetch->has_ahead_missed = true;
+        info->postcopy_fetch->ahead_missed = counts.ahead_missed;
+    }
+}
+
+/* Connecting */
+
+bool postcopy_fetch_complete(MigrationIncomingState *mis)
+{
+    for (unsigned i = 0; i < migrate_postcopy_fetch_channels(); i++) {
+        if (!qatomic_read(&mis->fetch->channels[i].in)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* With the channel's lock, and if it is not active */
+static void postcopy_fetch_close_channel(PostcopyFetchChannel *ch)
+{
+    QEMUFile *in = ch->in;
+
+    if (!in) {
+        return;
+    }
+    WITH_QEMU_LOCK_GUARD(&ch->mis->fetch->lock) {
+        qatomic_set(&ch->in, NULL);
+    }
+    migration_ioc_unregister_yank_from_file(in);
+    qemu_fclose(in);
+    qemu_fclose(ch->out);
+    ch->out = NULL;
+    ch->last = NULL;
+}
+
+void postcopy_fetch_break_incoming(MigrationIncomingState *mis)
+{
+    /* Not the channels' own locks: who writes to one that is full has them */
+    QEMU_LOCK_GUARD(&mis->fetch->lock);
+    for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
+        if (mis->fetch->channels[i].in) {
+            qemu_file_shutdown(mis->fetch->channels[i].in);
+        }
+    }
+}
+
+void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
+                                        QIOChannel *ioc, Error **errp)
+{
+    unsigned n = migrate_postcopy_fetch_channels();
+    PostcopyFetchChannel *ch;
+    PostcopyHello hello;
+    unsigned id;
+
+    /* Who says nothing is waited for by this coroutine alone */
+    if (qio_channel_set_blocking(ioc, false, errp) ||
+        qio_channel_read_all(ioc, (char *)&hello, sizeof(hello), errp)) {
+        return;
+    }
+    id = MIN(postcopy_hello_channel(&hello), n - 1);
+    if (!postcopy_hello_check(&hello, n, id, errp)) {
+        return;
+    }
+
+    ch = &mis->fetch->channels[id];
+    WITH_QEMU_LOCK_GUARD(&ch->lock) {
+        if (ch->active) {
+            error_setg(errp, "postcopy: fetch channel %u is there already", id);
+            return;
+        }
+        /* One that was left by an attempt to recover, which has failed */
+        postcopy_fetch_close_channel(ch);
+        /* Who pauses takes the main channel away first, then closes these */
+        QEMU_LOCK_GUARD(&mis->fetch->lock);
+        if (!mis->from_src_file) {
+            error_setg(errp, "postcopy: fetch channel %u has outlived the main "
+                       "one", id);
+            return;
+        }
+        migration_ioc_register_yank(ioc);
+        qatomic_set(&ch->in, qemu_file_new_input(ioc));
+        ch->out = qemu_file_get_return_path(ch->in);
+    }
+    trace_postcopy_fetch_accept(id);
+    /* It has been read: the same, back, is the answer */
+    qio_channel_write_all(ioc, (char *)&hello, sizeof(hello), errp);
+    /* Its thread waits, and so do those that send requests */
+    qio_channel_set_blocking(ioc, true, NULL);
+}
+
+/* Receiving */
+
+/* A huge page.  Its parts pass the QEMUFile's buffer. */
+static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
+                                       const PostcopyPage *page, bool zero)
+{
+    MigrationIncomingState *mis = ch->mis;
+    PostcopyTmpPage *tmp =
+        &mis->postcopy_tmp_pages[RAM_CHANNEL_PRECOPY + 1 + ch->id];
+    int ret;
+
+    tmp->host_addr = page->host;
+    tmp->all_zero = zero;
+    ret = postcopy_receive_begin(mis, tmp, page->rb);
+    if (ret) {
+        return ret;
+    }
+    if (!tmp->drop && !tmp->asked && !zero) {
+        return postcopy_receive_check(page, false);
+    }
+    if (!zero) {
+        qemu_get_buffer(ch->in, tmp->buffer, page->size);
+    } else if (tmp->buffer != tmp->tmp_huge_page) {
+        memset(tmp->buffer, 0, page->size);
+    }
+    return qemu_file_get_error(ch->in) ?:
+           postcopy_receive_end(mis, tmp, page->rb, tmp->buffer);
+}
+
+/* Small ones.  What is in the QEMUFile's buffer is placed from there. */
+static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
+                                        PostcopyPage page, unsigned n,
+                                        bool zero)
+{
+    if (zero) {
+        return postcopy_receive_pages(ch->mis, &page, n, NULL);
+    }
+    while (n) {
+        unsigned now = MIN(n, POSTCOPY_FETCH_PART / page.size);
+        void *data = ch->part;
+        int ret;
+
+        /* Valid until the next byte is read; in part if the connection ends */
+        qemu_get_buffer_in_place(ch->in, (uint8_t **)&data, now * page.size);
+        ret = qemu_file_get_error(ch->in) ?:
+              postcopy_receive_pages(ch->mis, &page, now, data);
+        if (ret) {
+            return ret;
+        }
+        page.start += now * page.size;
+        page.host += now * page.size;
+        n -= now;
+    }
+    return 0;
+}
+
+/* What is behind the header of pages.  Reports errors of the contents. */
+static int postcopy_fetch_receive(PostcopyFetchChannel *ch,
+                                  const PostcopyFrame *frame)
+{
+    PostcopyFetchCounts *counts = &ch->mis->fetch->counts[ch->id];
+    PostcopyPage page = postcopy_page(frame->rb, frame->offset);
+    bool zero = frame->type == POSTCOPY_FRAME_ZERO;
+    unsigned n = frame->length / page.size;
+
+    int ret = 0;
+
+    stat64_add(&counts->frames, 1);
+    stat64_add(zero ? &counts->zero_pages : &counts->pages, n);
+    if (page.size == qemu_target_page_size()) {
+        return postcopy_fetch_receive_small(ch, page, n, zero);
+    }
+    for (; n && !ret; n--) {
+        ret = postcopy_fetch_receive_huge(ch, &page, zero);
+        page.start += page.size;
+        page.host += page.size;
+    }
+    return ret;
+}
+
+static void postcopy_fetch_ended(PostcopyFetch *fetch)
+{
+    QEMU_LOCK_GUARD(&fetch->lock);
+    fetch->ended++;
+    qemu_cond_broadcast(&fetch->changed);
+}
+
+/* Until the connection ends.  Returns whether that is as it should be. */
+static bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch)
+{
+    PostcopyFrame frame = { };
+    bool ended = false;
+    Error *err = NULL;
+
+    while (postcopy_frame_get(ch->in, &frame, true, &err)) {
+        trace_postcopy_fetch_receive(ch->id, frame.type, frame.offset,
+                                     frame.length);
+        migration_inject_hold("postcopy-fetch-receive");
+        if (ended) {
+            error_report("postcopy: fetch channel %u: a frame of type %u "
+                         "behind the end", ch->id, frame.type);
+            return false;
+        }
+        if (frame.type == POSTCOPY_FRAME_END) {
+            ended = true;
+            postcopy_fetch_ended(ch->mis->fetch);
+        } else if (postcopy_fetch_receive(ch, &frame)) {
+            return false;
+        }
+    }
+    /* That the connection has gone, the main one says for all */
+    if (!qemu_file_get_error(ch->in)) {
+        error_reportf_err(err, "postcopy: fetch channel %u: ", ch->id);
+        return false;
+    }
+    trace_postcopy_fetch_gone(ch->id, ended, error_get_pretty(err));
+    error_free(err);
+    return ended;
+}
+
+static void *postcopy_fetch_thread(void *opaque)
+{
+    PostcopyFetchChannel *ch = opaque;
+
+    rcu_register_thread();
+    if (!postcopy_fetch_receive_all(ch)) {
+        postcopy_fault_channel_broken(ch->mis);
+    }
+    rcu_unregister_thread();
+    return NULL;
+}
+
+bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
+{
+    unsigned n = migrate_postcopy_fetch_channels();
+
+    if (!postcopy_fetch_complete(mis)) {
+        error_setg(errp, "postcopy: the source has not opened all of its %u "
+                   "fetch channels", n);
+        return false;
+    }
+    if (n && !mis->fetch->ahead) {
+        unsigned max_cpus = MACHINE(qdev_get_machine())->smp.max_cpus;
+
+        mis->fetch->ahead = postcopy_fetch_ahead_new(max_cpus);
+    }
+    for (unsigned i = 0; i < n; i++) {
+        PostcopyFetchChannel *ch = &mis->fetch->channels[i];
+        g_autofree char *name = g_strdup_printf("mig/dst/fetch%u", i);
+
+        WITH_QEMU_LOCK_GUARD(&ch->lock) {
+            ch->active = true;
+        }
+        ch->part = g_malloc(POSTCOPY_FETCH_PART);
+        qemu_thread_create(&ch->thread, name, postcopy_fetch_thread, ch,
+                           QEMU_THREAD_JOINABLE);
+    }
+    return true;
+}
+
+void postcopy_fetch_stop(MigrationIncomingState *mis)
+{
+    PostcopyFetch *fetch = mis->fetch;
+
+    /* Who starts and stops is one thread at a time: active stays as it is */
+    postcopy_fetch_break_incoming(mis);
+    for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
+        PostcopyFetchChannel *ch = &fetch->channels[i];
+
+        if (ch->active) {
+            qemu_thread_join(&ch->thread);
+            g_free(ch->part);
+        }
+        QEMU_LOCK_GUARD(&ch->lock);
+        ch->active = false;
+        postcopy_fetch_close_channel(ch);
+    }
+    WITH_QEMU_LOCK_GUARD(&fetch->lock) {
+        fetch->ended = 0;
+    }
+}

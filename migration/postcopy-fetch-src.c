@@ -1,0 +1,446 @@
+/*
+ * Postcopy: fetch channels, on the source
+ *
+ * A thread a channel reads requests, takes the pages out of the dirty bitmap
+ * under its lock, and sends them from where they lie, without it: the source's
+ * guest does not run any more.  So a thread waits for the migration thread, or
+ * that for it, as long as a page is looked up.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/cutils.h"
+#include "qemu/error-report.h"
+#include "qemu/lockable.h"
+#include "qemu/rcu.h"
+#include "qemu/units.h"
+#include "qapi/error.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "exec/target_page.h"
+#include "io/channel-tls.h"
+#include "inject.h"
+#include "migration-stats.h"
+#include "postcopy-fetch.h"
+#include "options.h"
+#include "qemu-file.h"
+#include "ram.h"
+#include "socket.h"
+#include "tls.h"
+#include "trace.h"
+#include "yank_functions.h"
+
+/* Around a page that was requested, zeros are looked for: in bytes, aligned */
+#define POSTCOPY_FETCH_ZEROS (256 * KiB)
+
+typedef struct PostcopyFetchSource {
+    MigrationState *s;
+    unsigned id;
+    /* Of its thread */
+    QEMUFile *in;
+    QemuThread thread;
+    /*
+     * Protects what is below, from a page's way out of the bitmap until it is
+     * sent: when the bitmap is empty, what takes the lock comes after all pages
+     */
+    QemuMutex lock;
+    QEMUFile *out;
+    /* Block of the last frame in out */
+    RAMBlock *last;
+    /* Atomic: that its connection ends is no error any more */
+    bool ended;
+} PostcopyFetchSource;
+
+/* Connecting */
+
+static bool postcopy_fetch_is_given_up(MigrationState *s)
+{
+    return qatomic_read(&s->state) == MIGRATION_STATUS_CANCELLING ||
+           migrate_has_error(s);
+}
+
+static void postcopy_fetch_connected(MigrationState *s, QIOChannel *ioc,
+                                     Error *err)
+{
+    if (err) {
+        migrate_set_error(s, err);
+        error_free(err);
+    } else {
+        migration_ioc_register_yank(ioc);
+        QEMU_LOCK_GUARD(&s->qemu_file_lock);
+        s->fetch_ioc = QIO_CHANNEL(object_ref(OBJECT(ioc)));
+    }
+    qemu_sem_post(&s->fetch_sem);
+}
+
+static void postcopy_fetch_tls_done(QIOTask *task, gpointer opaque)
+{
+    g_autoptr(QIOChannel) ioc = QIO_CHANNEL(qio_task_get_source(task));
+    MigrationState *s = opaque;
+    Error *err = NULL;
+
+    if (migration_tls_handshake_end(s, task, &err)) {
+        postcopy_fetch_connected(s, ioc, err);
+    }
+}
+
+static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
+{
+    g_autoptr(QIOChannel) ioc = QIO_CHANNEL(qio_task_get_source(task));
+    MigrationState *s = opaque;
+    QIOChannelTLS *tioc;
+    Error *err = NULL;
+
+    if (qio_task_propagate_error(task, &err)) {
+        postcopy_fetch_connected(s, ioc, err);
+        return;
+    }
+    /* The last segment of a page that somebody waits for must not wait */
+    qio_channel_set_delay(ioc, false);
+    if (!migrate_channel_requires_tls_upgrade(ioc) ||
+        postcopy_fetch_is_given_up(s)) {
+        postcopy_fetch_connected(s, ioc, NULL);
+        return;
+    }
+    tioc = migration_tls_client_create(ioc, s->hostname, &err);
+    if (!tioc) {
+        postcopy_fetch_connected(s, ioc, err);
+        return;
+    }
+    qio_channel_set_name(QIO_CHANNEL(tioc), "migration-tls-fetch");
+    migration_tls_handshake(s, tioc, postcopy_fetch_tls_done);
+}
+
+static bool postcopy_fetch_greet(QIOChannel *ioc, unsigned id, Error **errp)
+{
+    ERRP_GUARD();
+    unsigned channels = migrate_postcopy_fetch_channels();
+    PostcopyHello hello = postcopy_hello(channels, id);
+
+    if (qio_channel_write_all(ioc, (char *)&hello, sizeof(hello), errp) ||
+        qio_channel_read_all(ioc, (char *)&hello, sizeof(hello), errp)) {
+        error_prepend(errp, "postcopy: the destination has not answered on "
+                      "fetch channel %u: ", id);
+        return false;
+    }
+    return postcopy_hello_check(&hello, channels, id, errp);
+}
+
+static void *postcopy_fetch_source_thread(void *opaque);
+
+/* Connect channel @id.  Returns false after an error, which is in @s. */
+static bool postcopy_fetch_open_one(MigrationState *s, unsigned id)
+{
+    g_autofree char *name = g_strdup_printf("mig/src/fetch%u", id);
+    PostcopyFetchSource *ch;
+    Error *err = NULL;
+    QIOChannel *ioc;
+
+    socket_send_channel_create(postcopy_fetch_socket_done, s);
+    qemu_sem_wait(&s->fetch_sem);
+    /* While this thread waits for an answer, fetch_ioc is there to be broken */
+    ioc = s->fetch_ioc;
+    if (!ioc) {
+        return false;
+    }
+    qio_channel_set_name(ioc, "migration-fetch");
+    if (postcopy_fetch_is_given_up(s) ||
+        !postcopy_fetch_greet(ioc, id, &err)) {
+        if (err) {
+            migrate_set_error(s, err);
+            error_free(err);
+        }
+        WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+            s->fetch_ioc = NULL;
+        }
+        migration_ioc_unregister_yank(ioc);
+        qio_channel_close(ioc, NULL);
+        object_unref(OBJECT(ioc));
+        return false;
+    }
+
+    ch = g_new0(PostcopyFetchSource, 1);
+    ch->s = s;
+    ch->id = id;
+    qemu_mutex_init(&ch->lock);
+    ch->out = qemu_file_new_output(ioc);
+    ch->in = qemu_file_get_return_path(ch->out);
+    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+        s->fetch_ioc = NULL;
+        g_ptr_array_add(s->fetch, ch);
+    }
+    object_unref(OBJECT(ioc));
+    qemu_thread_create(&ch->thread, name, postcopy_fetch_source_thread, ch,
+                       QEMU_THREAD_JOINABLE);
+    trace_postcopy_fetch_open(id);
+    return true;
+}
+
+bool postcopy_fetch_open(MigrationState *s, Error **errp)
+{
+    unsigned n = migrate_postcopy_fetch_channels();
+
+    if (!n) {
+        return true;
+    }
+    assert(!s->fetch);
+    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+        if (s->state != MIGRATION_STATUS_POSTCOPY_RECOVER) {
+            g_free(s->fetch_counts);
+            s->fetch_counts = g_new0(PostcopyFetchCounts,
+                                     POSTCOPY_FETCH_CHANNELS_MAX);
+            qemu_event_reset(&s->fetch_active);
+        }
+        s->fetch = g_ptr_array_new();
+    }
+    for (unsigned i = 0; i < n; i++) {
+        if (!postcopy_fetch_open_one(s, i)) {
+            postcopy_fetch_close(s);
+            error_setg(errp, "postcopy: fetch channel %u of %u cannot be opened",
+                       i, n);
+            return false;
+        }
+    }
+    return true;
+}
+
+void postcopy_fetch_explain(MigrationState *s)
+{
+    Error *error = NULL;
+
+    if (!migrate_postcopy_fetch_channels() ||
+        qatomic_read(&s->rp_state.answered)) {
+        return;
+    }
+    QEMU_LOCK_GUARD(&s->error_mutex);
+    error_setg(&error, "%s; the destination has ended the connection without "
+               "an answer, as it does if postcopy-fetch-channels is not %u "
+               "there, or not known",
+               s->error ? error_get_pretty(s->error) : "Connection lost",
+               migrate_postcopy_fetch_channels());
+    error_free(s->error);
+    s->error = error;
+}
+
+/* Serving */
+
+/* Bytes of zeros, or of others, from @offset on, in whole host pages */
+static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
+                                       ram_addr_t end, bool *zero)
+{
+    size_t size = qemu_ram_pagesize(rb);
+    ram_addr_t at = offset;
+
+    *zero = buffer_is_zero(rb->host + at, size);
+    do {
+        at += size;
+    } while (at < end && at - offset < POSTCOPY_FRAME_MAX_LENGTH &&
+             buffer_is_zero(rb->host + at, size) == *zero);
+    return at - offset;
+}
+
+/* Pages that are in no bitmap any more.  With the channel's lock. */
+static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
+                               ram_addr_t start, ram_addr_t end)
+{
+    PostcopyFetchCounts *counts = &ch->s->fetch_counts[ch->id];
+    bool release = migrate_release_ram() && migration_in_postcopy();
+
+    while (start < end) {
+        PostcopyFrame frame = { .rb = rb, .offset = start };
+        uint64_t pages;
+        bool zero;
+
+        frame.length = postcopy_fetch_alike(rb, start, end, &zero);
+        frame.type = zero ? POSTCOPY_FRAME_ZERO : POSTCOPY_FRAME_PAGES;
+        trace_postcopy_fetch_send(ch->id, rb->idstr, start, frame.length, zero);
+        postcopy_frame_put(ch->out, &frame, &ch->last);
+        pages = frame.length / qemu_target_page_size();
+        stat64_add(&counts->frames, 1);
+        if (zero) {
+            stat64_add(&mig_stats.zero_pages, pages);
+            stat64_add(&counts->zero_pages, frame.length /
+                                            qemu_ram_pagesize(rb));
+            if (release) {
+                ram_discard_range(rb->idstr, start, frame.length);
+            }
+        } else {
+            stat64_add(&mig_stats.normal_pages, pages);
+            stat64_add(&counts->pages, frame.length / qemu_ram_pagesize(rb));
+            ram_transferred_add(frame.length);
+            qemu_put_buffer_async(ch->out, rb->host + start, frame.length,
+                                  release);
+        }
+        start += frame.length;
+    }
+}
+
+/*
+ * Pages of zeros are sent unasked if they lie around one that was requested:
+ * a frame of 16 bytes saves a fault for each.  With the channel's lock.
+ */
+static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
+                                     ram_addr_t near)
+{
+    size_t size = qemu_ram_pagesize(rb);
+    ram_addr_t begin = ROUND_DOWN(near, POSTCOPY_FETCH_ZEROS);
+    ram_addr_t end = MIN(begin + POSTCOPY_FETCH_ZEROS, rb->used_length);
+    /* A page that is larger, or not all in the block, is nobody's neighbour */
+    unsigned n = (end - begin) / size;
+    uint64_t mask;
+
+    /* A discarded page must not be read; one that has been sent need not be */
+    mask = memory_region_has_ram_discard_manager(rb->mr)
+           ? 0 : ram_dirty_host_pages(rb, begin, MIN(n, 64));
+    for (unsigned i = 0; i < 64 && mask >> i; i++) {
+        ram_addr_t at = begin + i * size, behind;
+
+        if ((mask & (1ull << i)) && buffer_is_zero(rb->host + at, size) &&
+            ram_claim_host_pages(rb, &at, at + size, &behind)) {
+            postcopy_fetch_put(ch, rb, at, behind);
+        }
+    }
+}
+
+/* What was sent, or is on its way by the main channel, is left out */
+static int postcopy_fetch_serve(PostcopyFetchSource *ch,
+                                const PostcopyFrame *frame)
+{
+    ram_addr_t start = frame->offset;
+
+    QEMU_LOCK_GUARD(&ch->lock);
+    for (unsigned i = 0; i <= frame->more; i++, start += frame->step) {
+        ram_addr_t at = start, run_end;
+
+        while (!qemu_file_get_error(ch->out) &&
+               ram_claim_host_pages(frame->rb, &at, start + frame->length,
+                                    &run_end)) {
+            postcopy_fetch_put(ch, frame->rb, at, run_end);
+            at = run_end;
+        }
+    }
+    if (qemu_fflush(ch->out)) {
+        return -EIO;
+    }
+    ram_postcopy_hint(frame->rb, frame->offset + frame->length);
+    postcopy_fetch_put_zeros(ch, frame->rb, frame->offset);
+    return qemu_fflush(ch->out);
+}
+
+/* Something is wrong with one channel: break all, so that postcopy pauses */
+static void postcopy_fetch_failed(PostcopyFetchSource *ch, Error *err)
+{
+    MigrationState *s = ch->s;
+
+    trace_postcopy_fetch_failed(ch->id, error_get_pretty(err));
+    error_prepend(&err, "postcopy: fetch channel %u: ", ch->id);
+    migrate_set_error(s, err);
+    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+        if (s->to_dst_file) {
+            qemu_file_shutdown(s->to_dst_file);
+        }
+    }
+    migration_rp_kick(s);
+    error_free(err);
+}
+
+static void *postcopy_fetch_source_thread(void *opaque)
+{
+    PostcopyFetchSource *ch = opaque;
+    PostcopyFetchCounts *counts = &ch->s->fetch_counts[ch->id];
+    PostcopyFrame frame = { };
+    Error *err = NULL;
+
+    rcu_register_thread();
+    while (postcopy_frame_get(ch->in, &frame, false, &err)) {
+        /* Until then what is clean is released, and a failure may return */
+        qemu_event_wait(&ch->s->fetch_active);
+        if (!migration_in_postcopy()) {
+            error_setg(&err, "a page request while the status is %s",
+                       MigrationStatus_str(ch->s->state));
+            break;
+        }
+        migration_inject_hold("postcopy-fetch-serve");
+        stat64_add(&counts->requests, 1);
+        stat64_add(&mig_stats.postcopy_requests, (frame.more + 1) *
+                   frame.length / qemu_ram_pagesize(frame.rb));
+        trace_postcopy_fetch_request(ch->id, frame.rb->idstr, frame.offset,
+                                     frame.length, frame.more, frame.step);
+        if (postcopy_fetch_serve(ch, &frame)) {
+            qemu_file_get_error_obj(ch->out, &err);
+            break;
+        }
+    }
+    if (!qatomic_read(&ch->ended)) {
+        postcopy_fetch_failed(ch, g_steal_pointer(&err));
+    }
+    error_free(err);
+    rcu_unregister_thread();
+    return NULL;
+}
+
+void postcopy_fetch_go(MigrationState *s)
+{
+    qemu_event_set(&s->fetch_active);
+}
+
+/* Ending */
+
+void postcopy_fetch_send_end(MigrationState *s)
+{
+    if (!s->fetch) {
+        return;
+    }
+    for (guint i = 0; i < s->fetch->len; i++) {
+        PostcopyFetchSource *ch = g_ptr_array_index(s->fetch, i);
+        PostcopyFrame end = { .type = POSTCOPY_FRAME_END };
+
+        QEMU_LOCK_GUARD(&ch->lock);
+        /* The destination closes the channel once it has seen the end of all */
+        qatomic_set(&ch->ended, true);
+        postcopy_frame_put(ch->out, &end, &ch->last);
+        qemu_fflush(ch->out);
+    }
+}
+
+/* Who breaks the channels breaks the main one too, and says why */
+static void postcopy_fetch_shutdown(MigrationState *s)
+{
+    if (s->fetch_ioc) {
+        qio_channel_shutdown(s->fetch_ioc, QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
+    }
+    qemu_event_set(&s->fetch_active);
+    for (guint i = 0; s->fetch && i < s->fetch->len; i++) {
+        PostcopyFetchSource *ch = g_ptr_array_index(s->fetch, i);
+
+        qatomic_set(&ch->ended, true);
+        qemu_file_shutdown(ch->in);
+    }
+}
+
+void postcopy_fetch_break(MigrationState *s)
+{
+    QEMU_LOCK_GUARD(&s->qemu_file_lock);
+    postcopy_fetch_shutdown(s);
+}
+
+void postcopy_fetch_close(MigrationState *s)
+{
+    g_autoptr(GPtrArray) fetch = NULL;
+
+    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+        postcopy_fetch_shutdown(s);
+        fetch = g_steal_pointer(&s->fetch);
+    }
+    for (guint i = 0; fetch && i < fetch->len; i++) {
+        PostcopyFetchSource *ch = g_ptr_array_index(fetch, i);
+
+        qemu_thread_join(&ch->thread);
+        migration_ioc_unregister_yank_from_file(ch->out);
+        qemu_fclose(ch->in);
+        qemu_fclose(ch->out);
+        qemu_mutex_destroy(&ch->lock);
+        g_free(ch);
+    }
+}

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A proxy that knows what fetch channels carry: docs/fetch.md."""
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from socket import socket
+from typing import Any
+
+from tests.lab.wire import MAIN, Copy, Send, Wire
+
+HELLO_SIZE = 12
+HEADER = struct.Struct(">BBHIQi")    # type, length of the name, further pieces, length, offset, step
+REQUEST, PAGES, ZERO, END = range(1, 5)
+
+
+@dataclass
+class Frame:
+    type: int
+    name: bytes     # of the RAMBlock; empty: that of the frame before
+    length: int
+    offset: int
+    body: bytes = b""
+
+    def pack(self) -> bytes:
+        return HEADER.pack(self.type, len(self.name), 0, self.length, self.offset, 0) + self.name + self.body
+
+
+def frames(stream: BufferedReader) -> Iterator[Frame]:
+    while len(head := stream.read(HEADER.size)) == HEADER.size:
+        kind, name_length, _, length, offset, _ = HEADER.unpack(head)
+        name = stream.read(name_length)
+        yield Frame(kind, name, length, offset, stream.read(length) if kind == PAGES else b"")
+
+
+class FetchWire(Wire):
+    """answers: pass on what the destination says on fetch channels."""
+
+    def __init__(self, to: int, answers: bool = True, **options: Any) -> None:
+        self.answers = answers
+        self.passed = 0         # frames of the source
+        super().__init__(to, **options)
+
+    def _forward(self, channel: int) -> Copy:
+        return self._copy if channel == MAIN else self._fetch
+
+    def _fetch(self, a: socket, b: socket) -> None:
+        with a.makefile("rb") as stream:
+            b.sendall(stream.read(HELLO_SIZE))
+            for frame in frames(stream):
+                self.passed += 1
+                self.frame(frame, b.sendall)
+
+    def frame(self, frame: Frame, send: Send) -> None:
+        send(frame.pack())
+
+    def _back(self, a: socket, b: socket) -> None:
+        if self.answers or (a, b) == self.channels[MAIN][::-1]:
+            super()._back(a, b)
+        else:
+            while a.recv(HELLO_SIZE):
+                pass

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Post-copy by fetch channels, and what can befall them."""
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from qemu.qmp import ExecuteError
+
+from tests.lab import tls
+from tests.lab.arches import on_both
+from tests.lab.fetch_wire import END, PAGES, REQUEST, FetchWire
+from tests.lab.pair import FORK, MIB, STOCK, Pair, until
+from tests.lab.wire import Close
+
+BACKENDS = {
+    "anonymous": None,
+    "memfd": "memory-backend-memfd",
+    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+    "hugetlb-private": "memory-backend-file,mem-path=/dev/hugepages,share=off",
+}
+HUGE = {"pattern": "samehuge", "memory_mb": 64, "mem": 48}
+slow = pytest.mark.slow
+
+
+def memory(backend):
+    """Of a guest whose vCPUs miss many pages."""
+    return {"backend": BACKENDS[backend]} | (HUGE if "hugetlb" in backend else {"pattern": "shared", "mem": 16})
+
+
+def channels(side):
+    return side.cmd("query-migrate")["postcopy-fetch"]["channels"]
+
+
+def wire(pair, kind=FetchWire, command="migrate-incoming", **options):
+    uri = pair.listen(command)
+    pair.wires.append(kind(pair.host_port_of(uri), **options))
+    return pair.wires[-1]
+
+
+CASES = [("anonymous", "on", 4), ("hugetlb", "on", 2), ("memfd", "off", 1)]
+OTHERS = [pytest.param(*case, marks=slow) for case in product(BACKENDS, ["on", "off"], [1, 16]) if case not in CASES]
+
+
+@on_both("backend, exits, n", CASES + OTHERS, quick=[CASES[0]])
+def test_fetch(lab, backend, exits, n):
+    """All that is requested passes the channels, and both sides count the same."""
+    with Pair(lab, exits=exits, fetch=n, **memory(backend)) as pair:
+        pair.postcopy(bandwidth=64 * MIB if "hugetlb" in backend else MIB)
+        pair.finish()
+        there, here = channels(pair.source), channels(pair.destination)
+        assert len(there) == len(here) == n
+        assert there == here
+        faults = pair.faults()
+        assert sum(c["requests"] for c in here) >= faults["requests"]
+        assert faults["duplicates"] == 0
+        assert f"channel {n - 1}: requests {here[-1]['requests']}, " in pair.destination.hmp("info migrate")
+
+
+@on_both("pattern, exits", [("sequential", "on"), ("sequential", "off"), ("disjoint", "on")],
+         quick=[("sequential", "on")])
+def test_ahead(lab, pattern, exits):
+    """Faults in steps ask ahead, and so miss less; random ones do not."""
+    with Pair(lab, exits=exits, fetch=4, pattern=pattern, mem=16) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("timing")
+        until(lambda: pair.faults()["copied-bytes"] > 8 * MIB, "half of the pages")
+        faults = pair.faults()
+        fetch = pair.destination.cmd("query-migrate")["postcopy-fetch"]
+        print(faults, fetch)
+        missed = faults["exits"] + faults["uffd"]
+        if pattern == "disjoint":
+            assert fetch["ahead"] < missed / 50
+        else:
+            assert fetch["ahead"] > 4 * missed
+            assert fetch["ahead-missed"] < fetch["ahead"] / 10
+        assert "requested ahead: " in pair.destination.hmp("info migrate")
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+
+
+def test_beside_preempt(lab):
+    """The capability, which libvirt sets, has no effect then."""
+    with Pair(lab, exits="on", fetch=2, capabilities=("postcopy-preempt",), pattern="shared", mem=16) as pair:
+        between = wire(pair)
+        pair.postcopy(between.uri)
+        pair.finish()
+        assert len(between.channels) == 3
+
+
+@pytest.mark.parametrize("backend", ["anonymous", pytest.param("hugetlb", marks=slow)])
+def test_tls(lab, backend):
+    """Encrypted; broken and recovered."""
+    with Pair(lab, exits="on", fetch=4, tls=tls.directory(lab), **memory(backend)) as pair:
+        between = pair.wire(pair.listen())
+        pair.postcopy(between.uri)
+        pair.destination.wait_event("timing")
+        between.cut()
+        pair.wait_paused()
+        pair.recover()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+
+
+@pytest.mark.parametrize("ways", ["other-number", "fork-to-stock", "stock-to-fork", "none-here", "none-there"])
+def test_refused(lab, ways):
+    """Before anything is given up: the guest goes on on the source, and one line says why."""
+    source, destination, fetch, says = {
+        "other-number": (FORK, FORK, (4, 2), "postcopy-fetch-channels is 4 on the source and 2 here"),
+        "none-here": (FORK, FORK, (4, 0), "postcopy-fetch-channels is 4 on the source and 0 here"),
+        "none-there": (FORK, FORK, (0, 4), "postcopy-fetch-channels is 0 on the source and 4 here"),
+        "fork-to-stock": (FORK, STOCK, (4, 0), "load of migration failed"),
+        "stock-to-fork": (STOCK, FORK, (0, 4), "postcopy-fetch-channels is 0 on the source and 4 here"),
+    }[ways]
+    with Pair(lab, source=source, destination=destination, fetch=fetch, mem=8) as pair:
+        uri = pair.listen()
+        pair.source.wait_ready()
+        pair.source.cmd("migrate", uri=uri)
+        pair.source.wait_status("failed")
+        assert pair.source.cmd("query-status")["status"] == "running"
+        until(lambda: says in pair.destination.job.output, "the reason")
+        if source == FORK and fetch[0]:
+            # Also where the other side says nothing that a user would understand
+            assert "postcopy-fetch-channels is not 4" in pair.source.cmd("query-migrate")["error-desc"]
+
+
+def test_cannot_change(lab):
+    """Once a migration has begun, or the destination listens; and what makes no sense."""
+    with Pair(lab, exits="on", fetch=2, mem=8) as pair:
+        pair.listen()
+        for value, says in (3, "before the migration begins"), (17, "a value between 0 and 16"):
+            with pytest.raises(ExecuteError, match=says):
+                pair.destination.cmd("migrate-set-parameters", postcopy_fetch_channels=value)
+
+
+@on_both("trouble", ["cut", "one-channel", "pause-source", "pause-destination"], quick=["one-channel"])
+def test_recovery(lab, trouble):
+    with Pair(lab, exits="on", fetch=4, pattern="shared", mem=16) as pair:
+        between = pair.wire(pair.listen())
+        pair.postcopy(between.uri)
+        pair.destination.wait_event("timing")
+        if trouble == "cut":
+            between.cut()
+        elif trouble == "one-channel":
+            between._abort(*between.channels[3])
+        else:
+            (pair.source if trouble == "pause-source" else pair.destination).cmd("migrate-pause")
+        pair.wait_paused()
+        counts = pair.until_all_wait()
+        pair.recover()
+        pair.finish()
+        assert pair.faults()["requests"] > counts["requests"]
+
+
+def test_recovery_that_breaks(lab):
+    """While channels are being opened; then they are opened anew."""
+    class Breaks(FetchWire):
+        def _fetch(self, a, b):
+            self.stopped = True
+            raise Close
+
+    with Pair(lab, exits="on", fetch=4, pattern="shared", mem=16) as pair:
+        pair.postcopy()
+        pair.destination.wait_event("timing")
+        pair.source.cmd("migrate-pause")
+        pair.wait_paused()
+        between = wire(pair, Breaks, "migrate-recover")
+        pair.source.cmd("migrate", uri=between.uri, resume=True)
+        until(lambda: between.stopped, "the channels break")
+        pair.wait_paused()
+        assert "fetch channel 0" in pair.source.cmd("query-migrate")["error-desc"]
+        pair.recover()
+        pair.finish()
+
+
+@pytest.mark.parametrize("end", ["cancel", "cut"])
+def test_no_answer(lab, end):
+    """The destination says nothing on a fetch channel: the guest goes on on the source."""
+    with Pair(lab, fetch=2, pattern="shared", mem=16) as pair:
+        between = wire(pair, answers=False)
+        pair.start(between.uri)
+        pair.source.cmd("migrate-start-postcopy")
+        until(lambda: len(between.channels) == 2, "the first fetch channel")
+        if end == "cancel":
+            pair.source.cmd("migrate_cancel")
+            pair.source.wait_status("cancelled")
+        else:
+            between.cut()
+            pair.source.wait_status("failed")
+        assert pair.source.cmd("query-status")["status"] == "running"
+
+
+class Lie(FetchWire):
+    """Says something else in place of a frame of pages, the 20th or later."""
+
+    def __init__(self, to, change, **options):
+        self.change = change
+        self.told = None
+        super().__init__(to, **options)
+
+    def frame(self, frame, send):
+        if not self.told and self.passed > 20 and frame.type == PAGES:
+            self.told = frame
+            self.change(frame, send)
+        else:
+            send(frame.pack())
+
+
+def short(frame, send):
+    send(frame.pack()[:100])
+    raise Close
+
+
+def twice(frame, send):
+    send(frame.pack())
+    send(replace(frame, name=b"", body=b"\xee" * frame.length).pack())
+
+
+# What is sent in place of a frame, and what the destination says.
+LIES = {
+    "outside": (lambda frame, send: send(replace(frame, offset=1 << 40).pack()), "invalid pages"),
+    "part": (lambda frame, send: send(replace(frame, length=100).pack()), "invalid pages"),
+    "no-block": (lambda frame, send: send(replace(frame, name=b"nothing").pack()), "no block 'nothing'"),
+    "type": (lambda frame, send: send(replace(frame, type=9).pack()), "invalid frame of type 9"),
+    "request": (lambda frame, send: send(replace(frame, type=REQUEST).pack()), "invalid frame of type 1"),
+    "end": (lambda frame, send: send(replace(frame, type=END, name=b"", length=0, offset=0, body=b"").pack()),
+            "behind the end"),
+    "short": (short, "paused"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_lie(lab, lie):
+    change, says = LIES[lie]
+    with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
+        pair.postcopy(wire(pair, Lie, change=change).uri, bandwidth=64 << 10)
+        pair.wait_paused()
+        pair.destination.wait_says(says)
+        pair.recover()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+
+
+def test_twice(lab):
+    """With other contents, when the guest may have changed the page."""
+    with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
+        pair.postcopy(wire(pair, Lie, change=twice).uri)
+        pair.finish()
+        assert pair.faults()["duplicates"] == 1
+
+
+def test_not_asked(lab):
+    """A page that nobody misses, before it is sent otherwise."""
+    def change(frame, send):
+        send(frame.pack())
+        # One that is far from all that is touched: at the end of memory.
+        send(replace(frame, name=b"", offset=31 * MIB, length=4096, body=b"x" * 4096).pack())
+
+    with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
+        pair.postcopy(wire(pair, Lie, change=change).uri, bandwidth=64 << 10)
+        pair.wait_paused()
+        pair.destination.wait_says("that was not requested")
+        pair.recover()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+
+
+def test_withheld(lab):
+    """All has been sent, the channels have ended, and a page has not come: it is named."""
+    between = None
+    with Pair(lab, exits="on", fetch=2, pattern="shared", mem=16) as pair:
+        between = wire(pair, Lie, change=lambda frame, send: None)
+        pair.postcopy(between.uri)
+        until(lambda: between.told, "the lie")
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.wait_paused()
+        pair.destination.wait_says(f"without the page at offset 0x{between.told.offset:x}")
+        pair.recover()
+        pair.finish()
