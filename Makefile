@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock inject tests guest kernel aarch64 tsan check-quick check check-slow demo soak fuzz bench bench-demand-paging bench-postcopy bench-postcopy-more bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch help
+.PHONY: all build stock inject tests guest kernel aarch64 tsan check-quick check check-slow demo soak fuzz bench bench-demand-paging bench-postcopy bench-postcopy-more bench-fetch bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -80,6 +80,9 @@ bench-postcopy: stock guest kernel ## post-copy of stock QEMU and of the fork, e
 
 bench-postcopy-more: stock guest kernel ## the same with other numbers of vCPUs, other loads, and a network with delay
 	@$(BENCH) postcopy-vcpus postcopy-loads postcopy-network
+
+bench-fetch: stock guest kernel ## post-copy with 4 fetch channels, beside the fork without and stock QEMU, over a link with delay
+	@$(BENCH) postcopy-fetch postcopy-fetch-hot
 
 bench-breakdown: stock guest kernel ## where the time of one fault goes
 	@$(BENCH) breakdown $(if $(QUICK),,breakdown-1)

@@ -56,8 +56,11 @@ def test_fetch(lab, backend, exits, n):
         assert f"channel {n - 1}: requests {here[-1]['requests']}, " in pair.destination.hmp("info migrate")
 
 
-@on_both("pattern, exits", [("sequential", "on"), ("sequential", "off"), ("disjoint", "on")],
-         quick=[("sequential", "on")])
+@on_both("pattern, exits", [
+    ("sequential", "on"),
+    pytest.param("sequential", "off", marks=slow),
+    pytest.param("disjoint", "on", marks=slow),
+])
 def test_ahead(lab, pattern, exits):
     """Faults in steps ask ahead, and so miss less; random ones do not."""
     with Pair(lab, exits=exits, fetch=4, pattern=pattern, mem=16) as pair:
@@ -87,6 +90,21 @@ def test_beside_preempt(lab):
         assert len(between.channels) == 3
 
 
+@slow
+def test_release_ram(lab):
+    """The source gives up what it has sent, and what was clean when the guest left it."""
+    with Pair(lab, exits="on", fetch=4, capabilities=("release-ram",), pattern="shared", mem=16) as pair:
+        pair.postcopy()
+        pair.finish()
+
+
+def test_capabilities_later(lab):
+    """preempt, which was set before, does not stand in the way of others."""
+    with Pair(lab, fetch=2, capabilities=("postcopy-preempt",), mem=8) as pair:
+        pair.listen()
+        pair.destination.cmd("migrate-set-capabilities", capabilities=[{"capability": "events", "state": True}])
+
+
 @pytest.mark.parametrize("backend", ["anonymous", pytest.param("hugetlb", marks=slow)])
 def test_tls(lab, backend):
     """Encrypted; broken and recovered."""
@@ -101,7 +119,10 @@ def test_tls(lab, backend):
         pair.finish()
 
 
-@pytest.mark.parametrize("ways", ["other-number", "fork-to-stock", "stock-to-fork", "none-here", "none-there"])
+@pytest.mark.parametrize("ways", [
+    "other-number", "fork-to-stock",
+    *(pytest.param(way, marks=slow) for way in ("stock-to-fork", "none-here", "none-there")),
+])
 def test_refused(lab, ways):
     """Before anything is given up: the guest goes on on the source, and one line says why."""
     source, destination, fetch, says = {
@@ -132,7 +153,10 @@ def test_cannot_change(lab):
                 pair.destination.cmd("migrate-set-parameters", postcopy_fetch_channels=value)
 
 
-@on_both("trouble", ["cut", "one-channel", "pause-source", "pause-destination"], quick=["one-channel"])
+@on_both("trouble", [
+    "one-channel",
+    *(pytest.param(trouble, marks=slow) for trouble in ("cut", "pause-source", "pause-destination")),
+], quick=["one-channel"])
 def test_recovery(lab, trouble):
     with Pair(lab, exits="on", fetch=4, pattern="shared", mem=16) as pair:
         between = pair.wire(pair.listen())
@@ -172,7 +196,7 @@ def test_recovery_that_breaks(lab):
         pair.finish()
 
 
-@pytest.mark.parametrize("end", ["cancel", "cut"])
+@pytest.mark.parametrize("end", ["cancel", pytest.param("cut", marks=slow)])
 def test_no_answer(lab, end):
     """The destination says nothing on a fetch channel: the guest goes on on the source."""
     with Pair(lab, fetch=2, pattern="shared", mem=16) as pair:
@@ -228,7 +252,8 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", [
+    pytest.param(lie, marks=() if lie in ("outside", "end", "short") else slow) for lie in LIES])
 def test_lie(lab, lie):
     change, says = LIES[lie]
     with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
