@@ -253,8 +253,12 @@ void postcopy_fetch_break_incoming(MigrationIncomingState *mis)
     /* Not the channels' own locks: who writes to one that is full has them */
     QEMU_LOCK_GUARD(&mis->fetch->lock);
     for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
-        if (mis->fetch->channels[i].in) {
-            qemu_file_shutdown(mis->fetch->channels[i].in);
+        QEMUFile *in = mis->fetch->channels[i].in;
+
+        /* Its thread meets the end, and marks the QEMUFile by itself */
+        if (in) {
+            qio_channel_shutdown(qemu_file_get_ioc(in),
+                                 QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
         }
     }
 }

@@ -415,7 +415,9 @@ static void postcopy_fetch_shutdown(MigrationState *s)
         PostcopyFetchSource *ch = g_ptr_array_index(s->fetch, i);
 
         qatomic_set(&ch->ended, true);
-        qemu_file_shutdown(ch->in);
+        /* The thread meets the end, and marks its QEMUFiles by itself */
+        qio_channel_shutdown(qemu_file_get_ioc(ch->in),
+                             QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
     }
 }
 
