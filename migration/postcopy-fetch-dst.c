@@ -356,8 +356,7 @@ static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
         if (ret) {
             return ret;
         }
-        page.start += now * page.size;
-        page.host += now * page.size;
+        page = postcopy_page_at(&page, now);
         n -= now;
     }
     return 0;
@@ -371,7 +370,6 @@ static int postcopy_fetch_receive(PostcopyFetchChannel *ch,
     PostcopyPage page = postcopy_page(frame->rb, frame->offset);
     bool zero = frame->type == POSTCOPY_FRAME_ZERO;
     unsigned n = frame->length / page.size;
-
     int ret = 0;
 
     stat64_add(&counts->frames, 1);
@@ -381,8 +379,7 @@ static int postcopy_fetch_receive(PostcopyFetchChannel *ch,
     }
     for (; n && !ret; n--) {
         ret = postcopy_fetch_receive_huge(ch, &page, zero);
-        page.start += page.size;
-        page.host += page.size;
+        page = postcopy_page_at(&page, 1);
     }
     return ret;
 }

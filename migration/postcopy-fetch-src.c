@@ -278,7 +278,7 @@ static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
 
 /*
  * Pages of zeros are sent unasked if they lie around one that was requested:
- * a frame of 16 bytes saves a fault for each.  With the channel's lock.
+ * a frame of 20 bytes saves a fault for each.  With the channel's lock.
  */
 static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
                                      ram_addr_t near)

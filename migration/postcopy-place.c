@@ -73,7 +73,6 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
     int64_t ret = 0;
 
     while (done < size) {
-
         if (migration_inject_fail("postcopy-place")) {
             ret = -ENOMEM;
         } else if (from && from == mirror) {

@@ -124,8 +124,7 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
         if (ret) {
             return ret;
         }
-        first.start += alike * first.size;
-        first.host += alike * first.size;
+        first = postcopy_page_at(&first, alike);
         data += zero ? 0 : alike * first.size;
         n -= alike;
     }

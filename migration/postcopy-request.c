@@ -576,31 +576,31 @@ bool postcopy_requests_received(PostcopyRequests *r, const PostcopyPage *page)
 void postcopy_requests_run(PostcopyRequests *r, PostcopyPage *page,
                            ram_addr_t length, ram_addr_t window)
 {
-    size_t size = page->size, before = 0, after = size;
+    size_t size = page->size;
     ram_addr_t first = ROUND_DOWN(page->start, MAX(window, size));
     ram_addr_t end = MIN(first + MAX(window, size), length);
-    PostcopyPage next;
+    PostcopyPage low = *page, high = *page, next;
 
     QEMU_LOCK_GUARD(&r->lock);
     if (!r->active || page->start >= length) {
         return;
     }
-    while (page->start - before > first) {
-        next = postcopy_page_at(page, -(ssize_t)(before / size) - 1);
+    while (low.start > first) {
+        next = postcopy_page_at(&low, -1);
         if (!r->ops->received(&next)) {
             break;
         }
-        before += size;
+        low = next;
     }
-    while (page->start + after < end) {
-        next = postcopy_page_at(page, after / size);
+    while (high.start + size < end) {
+        next = postcopy_page_at(&high, 1);
         if (!r->ops->received(&next)) {
             break;
         }
-        after += size;
+        high = next;
     }
-    *page = postcopy_page_at(page, -(ssize_t)(before / size));
-    page->size = before + after;
+    *page = low;
+    page->size = high.start + size - low.start;
 }
 
 void postcopy_requests_counts(PostcopyRequests *r,

@@ -17,6 +17,8 @@ from pathlib import Path
 from qemu.qmp import ExecuteError
 from qemu.qmp.legacy import QEMUMonitorProtocol
 
+from tests.lab.fetch_wire import HELLO_SIZE, REQUEST
+
 OPEN, SEND, CLOSE, WAIT, DO = range(5)
 READ, RUNNING = 0xff, 0xfe
 START_POSTCOPY, PAUSE, RECOVER, CANCEL, QUERY, TOUCH = range(6)
@@ -36,9 +38,9 @@ POSTCOPY = "return-path", "postcopy-ram"
 # Both of them stand for fetch channels.
 FETCH = "postcopy-preempt", "postcopy-blocktime"
 FETCH_CHANNELS = 2
-# Hello of a fetch channel, and the first byte of a request on one; of messages of the return path it is 0.
-HELLO, HELLO_SIZE = b"QPFC", 12
-FETCH_REQUEST = b"\x01"
+# The first bytes of a fetch channel, and that of a request on one; of messages of the return path it is 0.
+HELLO = b"QPFC"
+FETCH_REQUEST = bytes([REQUEST])
 # Name, capabilities, and what the user does
 SEEDS = (
     ("precopy", (), "precopy"),

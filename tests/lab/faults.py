@@ -120,9 +120,7 @@ class PhaseWire(Wire):
 
 def phase_wire(pair: Pair, uri: str, phase: str, part: float) -> PhaseWire:
     """Put one before the pair's destination that listens at uri."""
-    wire = PhaseWire(pair.host_port_of(uri), phase, part)
-    pair.wires.append(wire)
-    return wire
+    return pair.wire_of(PhaseWire, uri, phase=phase, part=part)
 
 
 def output(side: Side) -> str:

@@ -288,6 +288,7 @@ class Plan:
 
 
 AnySide = TypeVar("AnySide", bound=BaseSide)
+AnyWire = TypeVar("AnyWire", bound=Wire)
 
 
 class BasePair(ABC, Generic[AnySide]):
@@ -399,8 +400,13 @@ class BasePair(ABC, Generic[AnySide]):
 
     def wire(self, uri: str, **options: Any) -> Wire:
         """Put a wire.Wire before the destination that listens at uri."""
-        self.wires.append(Wire(self.host_port_of(uri), **options))
-        return self.wires[-1]
+        return self.wire_of(Wire, uri, **options)
+
+    def wire_of(self, kind: type[AnyWire], uri: str, **options: Any) -> AnyWire:
+        """The same, one of a kind of them."""
+        wire = kind(self.host_port_of(uri), **options)
+        self.wires.append(wire)
+        return wire
 
     def wait_paused(self) -> None:
         for side in self.sides:

@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 from qemu.qmp import ExecuteError
 
-from tests.lab import tls
 from tests.lab.arches import on_both
 from tests.lab.fetch_wire import END, PAGES, REQUEST, FetchWire
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
@@ -32,9 +31,7 @@ def channels(side):
 
 
 def wire(pair, kind=FetchWire, command="migrate-incoming", **options):
-    uri = pair.listen(command)
-    pair.wires.append(kind(pair.host_port_of(uri), **options))
-    return pair.wires[-1]
+    return pair.wire_of(kind, pair.listen(command), **options)
 
 
 CASES = [("anonymous", "on", 4), ("hugetlb", "on", 2), ("memfd", "off", 1)]
@@ -103,20 +100,6 @@ def test_capabilities_later(lab):
     with Pair(lab, fetch=2, capabilities=("postcopy-preempt",), mem=8) as pair:
         pair.listen()
         pair.destination.cmd("migrate-set-capabilities", capabilities=[{"capability": "events", "state": True}])
-
-
-@pytest.mark.parametrize("backend", ["anonymous", pytest.param("hugetlb", marks=slow)])
-def test_tls(lab, backend):
-    """Encrypted; broken and recovered."""
-    with Pair(lab, exits="on", fetch=4, tls=tls.directory(lab), **memory(backend)) as pair:
-        between = pair.wire(pair.listen())
-        pair.postcopy(between.uri)
-        pair.destination.wait_event("timing")
-        between.cut()
-        pair.wait_paused()
-        pair.recover()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
-        pair.finish()
 
 
 @pytest.mark.parametrize("ways", [

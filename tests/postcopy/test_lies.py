@@ -163,10 +163,9 @@ class EarlyAck(Wire):
 def test_early_resume_ack(lab):
     """The RESUME before it was said on a connection that has broken since."""
     def recover(kind):
-        uri = pair.listen("migrate-recover")
-        pair.wires.append(kind(pair.host_port_of(uri)))
-        pair.source.cmd("migrate", uri=pair.wires[-1].uri, resume=True)
-        return pair.wires[-1]
+        wire = pair.wire_of(kind, pair.listen("migrate-recover"))
+        pair.source.cmd("migrate", uri=wire.uri, resume=True)
+        return wire
 
     with Pair(lab, exits="on", capabilities=(), pattern="shared", mem=16) as pair:
         pair.postcopy()

@@ -165,16 +165,23 @@ def test_no_memory_for_a_page(lab):
         lab.run(f"echo {had.strip()} >{pool}", check=True)
 
 
-@pytest.mark.parametrize("backend, preempt", [
-    pytest.param(None, True, id="anonymous-preempt"),
-    pytest.param(BACKENDS["hugetlb"], False, id="hugetlb-one-channel"),
-    pytest.param(None, False, id="anonymous-one-channel", marks=slow),
-    pytest.param(BACKENDS["hugetlb"], True, id="hugetlb-preempt", marks=slow),
+PREEMPT: dict[str, Any] = {"capabilities": ("postcopy-preempt",)}
+ONE_CHANNEL: dict[str, Any] = {"capabilities": ()}
+FETCH: dict[str, Any] = {"fetch": 4}
+
+
+@pytest.mark.parametrize("backend, channels", [
+    pytest.param(None, PREEMPT, id="anonymous-preempt"),
+    pytest.param(BACKENDS["hugetlb"], ONE_CHANNEL, id="hugetlb-one-channel"),
+    pytest.param(None, FETCH, id="anonymous-fetch"),
+    pytest.param(None, ONE_CHANNEL, id="anonymous-one-channel", marks=slow),
+    pytest.param(BACKENDS["hugetlb"], PREEMPT, id="hugetlb-preempt", marks=slow),
+    pytest.param(BACKENDS["hugetlb"], FETCH, id="hugetlb-fetch", marks=slow),
 ])
-def test_tls(lab, backend, preempt):
+def test_tls(lab, backend, channels):
     """Encrypted; broken and recovered."""
-    with Pair(lab, exits="on", backend=backend, tls=tls.directory(lab),
-              capabilities=("postcopy-preempt",) if preempt else (), **(HUGE if backend else SMALL)) as pair:
+    with Pair(lab, exits="on", backend=backend, tls=tls.directory(lab), **channels,
+              **(HUGE if backend else SMALL)) as pair:
         wire = pair.wire(pair.listen())
         pair.postcopy(wire.uri)
         pair.destination.wait_event("timing")
