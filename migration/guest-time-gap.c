@@ -10,21 +10,82 @@
 
 #define NS_PER_S    1000000000LL
 #define NS_PER_MS   1000000
+#define NS_PER_US   1000
 
-const char *guest_time_gap(GuestTimeOfDay then, GuestTimeOfDay now,
-                           uint64_t max_ms, int64_t *gap_ns)
+/* NTP steers the rate of a host's clock by at most 500 ppm; there are two */
+#define RATES_DIFFER    1000
+
+GuestTimeLimits guest_time_limits(uint64_t asked_ns, uint64_t answered_ns,
+                                  int64_t least_waited_ns,
+                                  int64_t most_waited_ns)
 {
-    *gap_ns = now.realtime - then.realtime;
-    if (then.tai_offset && now.tai_offset) {
-        *gap_ns += (now.tai_offset - then.tai_offset) * NS_PER_S;
+    return (GuestTimeLimits) {
+        .least = least_waited_ns - least_waited_ns / RATES_DIFFER - asked_ns,
+        .most = most_waited_ns + most_waited_ns / RATES_DIFFER - answered_ns,
+    };
+}
+
+/* By how much two hosts that say they are synchronized may differ, in ns */
+static uint64_t guest_time_may_differ(const GuestTimeOfDay *then,
+                                      const GuestTimeOfDay *now)
+{
+    if (!then->synchronized || !now->synchronized) {
+        return UINT64_MAX;
     }
-    if (*gap_ns < 0) {
-        return "is negative";
+    return ((uint64_t)then->max_error_us + now->max_error_us) * NS_PER_US;
+}
+
+/* Why a gap that may be counted should not be, or NULL */
+static const char *guest_time_doubt(const GuestTimeOfDay *then,
+                                    const GuestTimeOfDay *now,
+                                    const GuestTimeLimits *limits,
+                                    const GuestTimeGap *gap)
+{
+    int64_t differ = MIN(guest_time_may_differ(then, now), INT64_MAX / 2);
+
+    if (!then->synchronized) {
+        return "is not certain: the source's clock is not synchronized";
     }
-    if (*gap_ns / NS_PER_MS > max_ms) {
-        return "is longer than guest-time-max-gap";
+    if (!now->synchronized) {
+        return "is not certain: this host's clock is not synchronized";
+    }
+    if (then->tai_offset && now->tai_offset &&
+        then->tai_offset != now->tai_offset && !now->leap) {
+        return "is not certain: the hosts do not agree on TAI - UTC";
+    }
+    if (limits && (gap->ns < limits->least - differ ||
+                   gap->ns > limits->most + differ)) {
+        return "does not agree with how long both ends have waited";
+    }
+    if (gap->error_ns > gap->ns) {
+        return "is shorter than the hosts' clocks may be wrong";
     }
     return NULL;
+}
+
+const char *guest_time_gap(const GuestTimeOfDay *then,
+                           const GuestTimeOfDay *now,
+                           const GuestTimeLimits *limits, uint64_t max_ms,
+                           bool check, GuestTimeGap *gap)
+{
+    uint64_t ns = now->realtime - then->realtime;
+
+    if (then->tai_offset && now->tai_offset) {
+        ns += ((int64_t)now->tai_offset - then->tai_offset) * NS_PER_S;
+    }
+    gap->ns = ns;
+    gap->error_ns = guest_time_may_differ(then, now);
+    if (limits && gap->ns >= limits->least && gap->ns <= limits->most) {
+        gap->error_ns = MIN(gap->error_ns, MAX(limits->most - gap->ns,
+                                               gap->ns - limits->least));
+    }
+    if (gap->ns < 0) {
+        return "is negative";
+    }
+    if (gap->ns / NS_PER_MS > max_ms) {
+        return "is longer than guest-time-max-gap";
+    }
+    return check ? guest_time_doubt(then, now, limits, gap) : NULL;
 }
 
 uint64_t guest_time_ticks(int64_t ns, uint64_t hz)

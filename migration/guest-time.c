@@ -8,57 +8,147 @@
 #ifdef CONFIG_LINUX
 #include <sys/timex.h>
 #endif
+#include "qapi/clone-visitor.h"
 #include "qapi/error.h"
+#include "qapi/qapi-events-migration.h"
+#include "qapi/qapi-visit-migration.h"
 #include "qemu/error-report.h"
-#include "qapi/qapi-types-migration.h"
+#include "qemu/timer.h"
 #include "migration/client-options.h"
 #include "migration/global_state.h"
 #include "migration/guest-time.h"
+#include "migration/vmstate.h"
 #include "system/runstate.h"
+#include "guest-time-peer.h"
+#include "migration.h"
+#include "trace.h"
+
+/* More than any migration takes, in ns; sums of it do not overflow */
+#define LONG_NS     (INT64_MAX / 8)
+
+/*
+ * What query-migrate reports is in MigrationState, begun anew with each instant
+ * that is taken or loaded.  BQL.
+ */
+static GuestTimeInfo *guest_time_info_begin(bool instant, const char *reason)
+{
+    MigrationState *ms = migrate_get_current();
+
+    qapi_free_GuestTimeInfo(ms->guest_time);
+    ms->guest_time = g_new0(GuestTimeInfo, 1);
+    ms->guest_time->instant = instant;
+    ms->guest_time->reason = g_strdup(reason);
+    return ms->guest_time;
+}
+
+static void guest_time_info_reason(GuestTimeInfo *info, const char *reason)
+{
+    g_free(info->reason);
+    info->reason = g_strdup(reason);
+}
+
+static GuestTimeHost *guest_time_info_host(const GuestTimeOfDay *t)
+{
+    GuestTimeHost *host = g_new0(GuestTimeHost, 1);
+
+    host->synchronized = t->synchronized;
+    host->has_max_error = t->synchronized;
+    host->max_error = t->max_error_us;
+    host->has_tai_offset = t->tai_offset != 0;
+    host->tai_offset = t->tai_offset;
+    return host;
+}
+
+void guest_time_fill_info(MigrationInfo *info)
+{
+    MigrationState *ms = migrate_get_current();
+
+    info->guest_time = QAPI_CLONE(GuestTimeInfo, ms->guest_time);
+}
 
 bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,
-                           bool enabled, RunState state)
+                           RunState state)
 {
+    const char *untold;
+    GuestTimeInfo *info;
     Error *err = NULL;
 
     guest_time_state_forget(s);
     /* Snapshots, paused VMs and CPR restore time as they always did */
-    if (!enabled || state != RUN_STATE_FINISH_MIGRATE ||
+    if (!guest_time_may_take() || state != RUN_STATE_FINISH_MIGRATE ||
         migrate_mode() != MIG_MODE_NORMAL) {
         return false;
     }
+    s->before = get_clock();
     s->valid = ops->take(s, &err);
+    s->after = get_clock();
     if (!s->valid) {
-        ops->no_instant(error_get_pretty(err));
+        trace_guest_time_no_instant(error_get_pretty(err));
+        guest_time_info_begin(false, error_get_pretty(err));
         error_free(err);
+        return false;
     }
-    return s->valid;
+    guest_time_since_asked(s->before, s->after, &s->asked_ns, &s->answered_ns);
+    untold = guest_time_untold();
+    s->told = !untold;
+    info = guest_time_info_begin(s->told, untold);
+    info->source = guest_time_info_host(&s->then);
+    trace_guest_time_stop(s->told, untold ?: "");
+    return s->told;
 }
 
 bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
 {
-    bool done = false;
+    MigrationState *ms = migrate_get_current();
+    bool done = false, warn = true;
     Error *err = NULL;
 
+    s->begun = get_clock();
     if (s->valid) {
         done = ops->restore(s, &err);
-    } else if (s->incoming && runstate_is_live(global_state_get_runstate()) &&
-               migrate_guest_time() != GUEST_TIME_POLICY_STOPPED) {
+    } else if (s->incoming && guest_time_may_take() &&
+               runstate_is_live(global_state_get_runstate())) {
         error_setg(&err, "the source has not told when it stopped the guest");
+        guest_time_info_begin(false, NULL);
+        warn = migrate_guest_time() != GUEST_TIME_POLICY_STOPPED;
     }
     if (err) {
-        warn_report("guest-time: %s: %s", error_get_pretty(err),
-                    ops->fall_back(s));
+        g_autofree char *what = g_strdup_printf("%s: %s", error_get_pretty(err),
+                                                ops->fall_back(s));
+
+        if (warn) {
+            warn_report("guest-time: %s", what);
+        }
+        trace_guest_time_fall_back(what);
+        if (ms->guest_time) {
+            ms->guest_time->instant = false;
+            guest_time_info_reason(ms->guest_time, what);
+        }
         error_free(err);
+    }
+    if (ms->guest_time && (s->valid || s->incoming)) {
+        ms->guest_time->has_policy = true;
+        ms->guest_time->policy = migrate_guest_time();
+        qapi_event_send_migration_guest_time(ms->guest_time);
     }
     guest_time_state_forget(s);
     return done;
 }
 
+bool guest_time_state_needed(const GuestTimeState *s)
+{
+    /* One that was loaded may not be for whom the guest is sent to now */
+    return s->valid && (s->incoming ? !guest_time_untold() : s->told);
+}
+
 void guest_time_state_post_load(GuestTimeState *s)
 {
     /* Not from a snapshot, whatever it holds */
-    s->valid = s->incoming;
+    s->valid = s->told = s->incoming;
+    if (s->valid) {
+        guest_time_info_begin(true, NULL)->source =
+            guest_time_info_host(&s->then);
+    }
 }
 
 void guest_time_state_forget(GuestTimeState *s)
@@ -68,30 +158,111 @@ void guest_time_state_forget(GuestTimeState *s)
     };
 }
 
-int32_t guest_time_tai_offset(void)
+GuestTimeOfDay guest_time_of_day(uint64_t realtime)
 {
+    GuestTimeOfDay time = { .realtime = realtime };
 #ifdef CONFIG_LINUX
     struct timex t = { 0 };
+    int state = adjtimex(&t);
 
-    return adjtimex(&t) < 0 ? 0 : t.tai;
-#else
-    return 0;
+    if (state >= 0) {
+        time.tai_offset = t.tai;
+        time.max_error_us = t.maxerror;
+        time.synchronized = !(t.status & STA_UNSYNC);
+        time.leap = state == TIME_OOP || state == TIME_WAIT;
+    }
 #endif
+    return time;
 }
 
-int64_t guest_time_to_count(GuestTimeOfDay then, GuestTimeOfDay now)
+/* Whether there are any.  @now is CLOCK_MONOTONIC, read after the time of day */
+static bool guest_time_find_limits(const GuestTimeState *s, int64_t now,
+                                   GuestTimeLimits *limits)
 {
-    const char *why;
-    int64_t gap_ns;
+    int64_t asked = migration_incoming_get_current()->guest_time_asked;
 
-    if (migrate_guest_time() == GUEST_TIME_POLICY_STOPPED) {
-        return 0;
+    if (!s->incoming) {
+        *limits = guest_time_limits(0, 0, s->begun - s->after, now - s->before);
+        return true;
     }
-    why = guest_time_gap(then, now, migrate_guest_time_max_gap(), &gap_ns);
-    if (why) {
-        warn_report("guest-time: the blackout of %" PRId64 " ms by the hosts' "
-                    "time of day %s: it is not counted", gap_ns / 1000000, why);
-        return 0;
+    /* What a peer says is not true because it says so */
+    if (!asked || !s->asked_ns || s->asked_ns > LONG_NS ||
+        s->answered_ns > s->asked_ns) {
+        return false;
     }
-    return gap_ns;
+    *limits = guest_time_limits(s->asked_ns, s->answered_ns, s->begun - asked,
+                                now - asked);
+    return true;
 }
+
+int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
+{
+    GuestTimeInfo *info = migrate_get_current()->guest_time;
+    GuestTimePolicy policy = migrate_guest_time();
+    GuestTimeOfDay now = guest_time_of_day(realtime), then = s->then;
+    GuestTimeLimits limits;
+    GuestTimeGap gap;
+    bool limited = guest_time_find_limits(s, get_clock(), &limits);
+    const char *why;
+
+    if (!s->incoming) {
+        /* One host: its clock cannot differ from itself */
+        now.synchronized = then.synchronized = true;
+        now.max_error_us = then.max_error_us = 0;
+    }
+    why = guest_time_gap(&then, &now, limited ? &limits : NULL,
+                         migrate_guest_time_max_gap(),
+                         policy == GUEST_TIME_POLICY_CONTINUOUS, &gap);
+    if (policy == GUEST_TIME_POLICY_STOPPED) {
+        why = NULL;
+    } else if (why) {
+        warn_report("guest-time: the blackout of %" PRId64 " ms by the hosts' "
+                    "time of day %s: it is not counted", gap.ns / SCALE_MS,
+                    why);
+    }
+    trace_guest_time_gap(gap.ns, gap.error_ns, limited ? limits.least : 0,
+                         limited ? limits.most : 0, why ?: "");
+    if (info) {
+        info->destination = guest_time_info_host(&now);
+        info->has_gap = true;
+        info->gap = gap.ns;
+        info->has_error = gap.error_ns != UINT64_MAX;
+        info->error = gap.error_ns;
+        info->has_counted = true;
+        guest_time_info_reason(info, why);
+    }
+    if (policy == GUEST_TIME_POLICY_STOPPED || why) {
+        return 0;
+    }
+    if (info) {
+        info->counted = gap.ns;
+    }
+    return gap.ns;
+}
+
+static int guest_time_pre_save(void *opaque)
+{
+    GuestTimeState *s = opaque;
+
+    /* What a source told of its asking us does not help whom we tell */
+    if (s->incoming) {
+        s->asked_ns = s->answered_ns = 0;
+    }
+    return 0;
+}
+
+const VMStateDescription vmstate_guest_time_state = {
+    .name = "guest_time_state",
+    .version_id = 1,
+    .minimum_version_id = 1,
+    .pre_save = guest_time_pre_save,
+    .fields = (const VMStateField[]) {
+        VMSTATE_UINT64(then.realtime, GuestTimeState),
+        VMSTATE_INT32(then.tai_offset, GuestTimeState),
+        VMSTATE_UINT32(then.max_error_us, GuestTimeState),
+        VMSTATE_BOOL(then.synchronized, GuestTimeState),
+        VMSTATE_UINT64(asked_ns, GuestTimeState),
+        VMSTATE_UINT64(answered_ns, GuestTimeState),
+        VMSTATE_END_OF_LIST()
+    }
+};

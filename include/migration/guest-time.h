@@ -9,10 +9,13 @@
 
 #include "qapi/qapi-types-run-state.h"
 
-/* A host's time of day */
+/* A host's time of day, and what the host knows of its error */
 typedef struct GuestTimeOfDay {
     uint64_t realtime;      /* CLOCK_REALTIME in ns */
     int32_t tai_offset;     /* TAI - UTC in seconds; 0: not known */
+    uint32_t max_error_us;
+    bool synchronized;      /* by NTP or PTP; if not, max_error_us is void */
+    bool leap;              /* a leap second has just been; not in the stream */
 } GuestTimeOfDay;
 
 /*
@@ -22,13 +25,23 @@ typedef struct GuestTimeOfDay {
 typedef struct GuestTimeState {
     bool valid;     /* taken here or loaded, and the guest has not run since */
     bool incoming;  /* a stream is loading, or was and the guest has not run */
+    bool told;      /* the stream has it, or had it */
+    GuestTimeOfDay then;
+    /*
+     * How long before it the source asked the destination, and had its answer:
+     * ns of the source's CLOCK_MONOTONIC; 0: it has not asked.
+     */
+    uint64_t asked_ns, answered_ns;
+    /* If it was taken here: CLOCK_MONOTONIC before and after, in ns */
+    int64_t before, after;
+    int64_t begun;  /* CLOCK_MONOTONIC at guest_time_state_start() */
 } GuestTimeState;
+
+extern const VMStateDescription vmstate_guest_time_state;
 
 /* take() takes the instant, restore() sets the guest's clocks by it */
 typedef struct GuestTimeOps {
     bool (*take)(GuestTimeState *s, Error **errp);
-    /* Traces why take() failed */
-    void (*no_instant)(const char *why);
     bool (*restore)(GuestTimeState *s, Error **errp);
     /* There is none, or restore() failed.  Returns what the clocks do now. */
     const char *(*fall_back)(GuestTimeState *s);
@@ -36,35 +49,70 @@ typedef struct GuestTimeOps {
 
 /*
  * The VM has stopped, and its state is now @state.  For a live migration, takes
- * the instant if that is @enabled.  Returns whether there is one.
+ * the instant.  Returns whether the stream will have it; if not, it is for this
+ * QEMU alone, should the migration fail.
  */
 bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,
-                           bool enabled, RunState state);
+                           RunState state);
 
 /*
  * The VM is about to run.  Restores the instant, if there is one, and forgets
- * it.  Warns if that fails, or if one is missing.  Returns whether it is done.
+ * it.  Warns if that fails, or if one is missing that is needed.  Returns
+ * whether it is done.
  */
 bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops);
+
+/* Whether the instant goes into the stream that is being written */
+bool guest_time_state_needed(const GuestTimeState *s);
 
 /* An instant was loaded */
 void guest_time_state_post_load(GuestTimeState *s);
 
+/* What older names of the machine's property guest-time set: on or off */
+void guest_time_set_switch(bool on);
+
 /* Another state is about to be loaded, or the guest begins anew */
 void guest_time_state_forget(GuestTimeState *s);
 
-/* TAI - UTC of this host in seconds; 0: not known */
-int32_t guest_time_tai_offset(void);
+/* This host's time of day, which is @realtime in ns */
+GuestTimeOfDay guest_time_of_day(uint64_t realtime);
+
+/* The least and the most that a blackout can have been, in ns */
+typedef struct GuestTimeLimits {
+    int64_t least, most;
+} GuestTimeLimits;
+
+/* The length of a blackout, and by how much it may be wrong, both in ns */
+typedef struct GuestTimeGap {
+    int64_t ns;
+    uint64_t error_ns;      /* UINT64_MAX: not known */
+} GuestTimeGap;
+
+/**
+ * guest_time_limits: of a blackout, by how long both ends have waited
+ *
+ * The source asked @asked_ns before the guest stopped, and had the answer
+ * @answered_ns before it.  The destination, which was asked in between, lets
+ * the guest run @least_waited_ns to @most_waited_ns after that.  Clocks of
+ * monotonic time run at equal rates, but for what adjtimex() allows.
+ */
+GuestTimeLimits guest_time_limits(uint64_t asked_ns, uint64_t answered_ns,
+                                  int64_t least_waited_ns,
+                                  int64_t most_waited_ns);
 
 /**
  * guest_time_gap: nanoseconds from @then to @now
  *
- * Uses TAI, which knows of leap seconds, if both hosts know it.  Returns NULL,
- * or why @gap_ns cannot be counted: it is negative, or longer than @max_ms.
+ * Uses TAI, which knows of leap seconds, if both hosts know it.  @limits is
+ * NULL if there are none.  Returns NULL, or why @gap cannot be counted.  Unless
+ * @check, it is only refused if it is negative or longer than @max_ms;
+ * otherwise also if the hosts' clocks are not known to be right.
  * No Error: unit tests compile this function without QEMU.
  */
-const char *guest_time_gap(GuestTimeOfDay then, GuestTimeOfDay now,
-                           uint64_t max_ms, int64_t *gap_ns);
+const char *guest_time_gap(const GuestTimeOfDay *then,
+                           const GuestTimeOfDay *now,
+                           const GuestTimeLimits *limits, uint64_t max_ms,
+                           bool check, GuestTimeGap *gap);
 
 /* Ticks of a counter of @hz in @ns, which may be negative, to the nearest */
 uint64_t guest_time_ticks(int64_t ns, uint64_t hz);
@@ -72,9 +120,9 @@ uint64_t guest_time_ticks(int64_t ns, uint64_t hz);
 /**
  * guest_time_to_count: nanoseconds of guest time that pass in a blackout
  *
- * To be called on the destination; @then is when the source stopped the guest.
+ * To be called by restore(); this host's time of day is @realtime, in ns.
  * Follows the migration parameters; warns if it cannot.
  */
-int64_t guest_time_to_count(GuestTimeOfDay then, GuestTimeOfDay now);
+int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime);
 
 #endif

@@ -41,7 +41,7 @@
 
 typedef struct ArmGuestTimeInstant {
     uint64_t counter;       /* the host's */
-    GuestTimeOfDay time;
+    uint64_t realtime;      /* ns */
 } ArmGuestTimeInstant;
 
 /* The host's counter */
@@ -76,10 +76,9 @@ static ArmGuestTimeInstant arm_guest_time_now(void)
         if (took < best) {
             best = took;
             now.counter = before + took / 2;
-            now.time.realtime = ts.tv_sec * NANOSECONDS_PER_SECOND + ts.tv_nsec;
+            now.realtime = ts.tv_sec * NANOSECONDS_PER_SECOND + ts.tv_nsec;
         }
     }
-    now.time.tai_offset = guest_time_tai_offset();
     return now;
 }
 
@@ -228,16 +227,13 @@ static bool arm_guest_time_take(GuestTimeState *s, Error **errp)
         physical = (GuestCounterOffset) { 0 };
     }
     now = arm_guest_time_now();
-    gt->time = now.time;
+    s->then = guest_time_of_day(now.realtime);
     gt->hz = arm_guest_time_hz();
     gt->one_offset = cpu->kvm_counter_offset;
     gt->virtual = now.counter - guest_counter_offset(&virtual);
     gt->physical = gt->one_offset ? gt->virtual :
                    now.counter - guest_counter_offset(&physical);
-    if (cpu->kvm_adjvtime) {
-        arm_guest_time_set_vtime(gt->virtual, true);
-    }
-    trace_kvm_arm_guest_time_stop(gt->virtual, gt->physical, gt->time.realtime,
+    trace_kvm_arm_guest_time_stop(gt->virtual, gt->physical, now.realtime,
                                   now.counter);
     migration_inject_hold("guest-time-taken");
     return true;
@@ -249,7 +245,7 @@ static bool arm_guest_time_restore(GuestTimeState *s, Error **errp)
     ARMCPU *cpu = container_of(s, ARMCPU, kvm_guest_time.state);
     KVMArmGuestTime *gt = &cpu->kvm_guest_time;
     ArmGuestTimeInstant now = arm_guest_time_now();
-    int64_t gap_ns = guest_time_to_count(gt->time, now.time);
+    int64_t gap_ns = guest_time_to_count(s, now.realtime);
     uint64_t shift = now.counter - guest_time_ticks(gap_ns, gt->hz);
 
     if (gt->one_offset) {
@@ -261,19 +257,32 @@ static bool arm_guest_time_restore(GuestTimeState *s, Error **errp)
                                   shift - gt->physical);
     }
     arm_guest_time_set_vtime(gt->virtual, false);
-    trace_kvm_arm_guest_time_start(gap_ns, now.time.realtime, now.counter);
+    trace_kvm_arm_guest_time_start(gap_ns, now.realtime, now.counter);
     return true;
 }
 
+/*
+ * There is no instant.  The caller lets the virtual counter go on from where it
+ * was; so shall the physical one, which has run on since it was loaded.
+ */
 static const char *arm_guest_time_fall_back(GuestTimeState *s)
 {
-    return "the counters are as with guest-time=stopped, but the physical one "
-           "has run on";
+    ARMCPU *cpu = container_of(s, ARMCPU, kvm_guest_time.state);
+
+    if (!cpu->kvm_counter_offset && cpu->kvm_adjvtime) {
+        if (!arm_guest_time_reg(cpu, KVM_REG_ARM_PTIMER_CNT)) {
+            return "the virtual counter goes on from where it was when the "
+                   "guest stopped, but the physical one has run on";
+        }
+        arm_guest_time_set_offset(cpu, KVM_REG_ARM_PTIMER_CNT,
+                                  arm_guest_time_host() -
+                                  cpu->kvm_guest_time.physical);
+    }
+    return "the counters are as with guest-time=stopped";
 }
 
 static const GuestTimeOps arm_guest_time_ops = {
     .take = arm_guest_time_take,
-    .no_instant = trace_kvm_arm_guest_time_no_instant,
     .restore = arm_guest_time_restore,
     .fall_back = arm_guest_time_fall_back,
 };
@@ -287,8 +296,10 @@ void kvm_arm_guest_time_stop(ARMCPU *cpu, RunState state)
     if (cpu->kvm_adjvtime) {
         arm_guest_time_set_vtime(cpu->kvm_vtime, true);
     }
-    guest_time_state_stop(&cpu->kvm_guest_time.state, &arm_guest_time_ops,
-                          cpu->kvm_guest_time_enabled, state);
+    if (guest_time_state_stop(&cpu->kvm_guest_time.state, &arm_guest_time_ops,
+                              state) && cpu->kvm_adjvtime) {
+        arm_guest_time_set_vtime(cpu->kvm_guest_time.virtual, true);
+    }
 }
 
 void kvm_arm_guest_time_start(ARMCPU *cpu)
@@ -349,6 +360,10 @@ bool kvm_arm_guest_time_post_load(ARMCPU *cpu)
             error_report("guest-time: KVM does not set the system counter");
             return false;
         }
+        if (value && counters[i] == KVM_REG_ARM_PTIMER_CNT &&
+            !cpu->kvm_guest_time.state.valid) {
+            cpu->kvm_guest_time.physical = *value;
+        }
     }
     return true;
 }
@@ -357,9 +372,8 @@ static bool arm_guest_time_vmstate_needed(void *opaque)
 {
     ARMCPU *cpu = opaque;
 
-    /* An instant that was loaded may not be for whom the guest is sent to */
-    return CPU(cpu) == first_cpu && cpu->kvm_guest_time_enabled &&
-           cpu->kvm_guest_time.state.valid;
+    return CPU(cpu) == first_cpu &&
+           guest_time_state_needed(&cpu->kvm_guest_time.state);
 }
 
 static int arm_guest_time_vmstate_post_load(void *opaque, int version_id)
@@ -386,13 +400,13 @@ static int arm_guest_time_vmstate_post_load(void *opaque, int version_id)
 
 const VMStateDescription vmstate_kvm_arm_guest_time = {
     .name = "cpu/kvm_guest_time",
-    .version_id = 1,
-    .minimum_version_id = 1,
+    .version_id = 2,
+    .minimum_version_id = 2,
     .needed = arm_guest_time_vmstate_needed,
     .post_load = arm_guest_time_vmstate_post_load,
     .fields = (const VMStateField[]) {
-        VMSTATE_UINT64(kvm_guest_time.time.realtime, ARMCPU),
-        VMSTATE_INT32(kvm_guest_time.time.tai_offset, ARMCPU),
+        VMSTATE_STRUCT(kvm_guest_time.state, ARMCPU, 1, vmstate_guest_time_state,
+                       GuestTimeState),
         VMSTATE_UINT64(kvm_guest_time.virtual, ARMCPU),
         VMSTATE_UINT64(kvm_guest_time.physical, ARMCPU),
         VMSTATE_UINT32(kvm_guest_time.hz, ARMCPU),
@@ -408,16 +422,20 @@ static void arm_guest_time_visit_bool(Object *obj, Visitor *v, const char *name,
     visit_type_bool(v, name, opaque, errp);
 }
 
+/* An older name of the machine's property */
+static void arm_guest_time_set_switch(Object *obj, bool value, Error **errp)
+{
+    guest_time_set_switch(value);
+}
+
 void kvm_arm_guest_time_add_properties(ARMCPU *cpu)
 {
     Object *obj = OBJECT(cpu);
 
-    object_property_add(obj, "kvm-guest-time", "bool",
-                        arm_guest_time_visit_bool, arm_guest_time_visit_bool,
-                        NULL, &cpu->kvm_guest_time_enabled);
+    object_property_add_bool(obj, "kvm-guest-time", NULL,
+                             arm_guest_time_set_switch);
     object_property_set_description(obj, "kvm-guest-time",
-                                    "Set on to let the destination of a live "
-                                    "migration know when the VM stopped.");
+                                    "Use the machine's guest-time instead.");
 
     object_property_add(obj, "kvm-counter-offset", "bool",
                         arm_guest_time_visit_bool, arm_guest_time_visit_bool,

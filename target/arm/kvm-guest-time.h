@@ -16,7 +16,6 @@
  */
 typedef struct KVMArmGuestTime {
     GuestTimeState state;
-    GuestTimeOfDay time;
     uint64_t virtual;       /* the guest's counters */
     uint64_t physical;
     uint32_t hz;            /* CNTFRQ */

@@ -11,7 +11,17 @@ import argparse
 
 from tests.bench import bench
 from tests.lab import program
-from tests.lab.clocks import CLOCK, ON, ClockPair, backwards, clocks, kvmclock_ns, numbers, offsets, signed
+from tests.lab.clocks import (
+    CLOCK,
+    ClockPair,
+    backwards,
+    clocks,
+    kvmclock_ns,
+    numbers,
+    offsets,
+    set_host_clock,
+    signed,
+)
 from tests.lab.lab import Lab, tsc_khz
 from tests.lab.pair import FORK, STOCK, Side
 from tests.lab.program import say
@@ -25,7 +35,7 @@ TSC_STABLE = 1
 def held(lab, variant, gap_s, postcopy):
     """One migration with a blackout that is held for gap_s."""
     qemu, policy = VARIANTS[variant]
-    with ClockPair(lab, source=qemu, destination=qemu, policy=policy, told=qemu == FORK, cpus=CPUS,
+    with ClockPair(lab, source=qemu, destination=qemu, policy=policy, cpus=CPUS,
                    destination_options=("-S",), capabilities=() if postcopy else None) as pair:
         jump = pair.moved(gap_s, postcopy)
         blackout = {}
@@ -53,9 +63,7 @@ def held(lab, variant, gap_s, postcopy):
 def in_a_row(lab, variant, number):
     """Migrate one guest so often, from one new QEMU to the next."""
     qemu, policy = VARIANTS[variant]
-    words = ON if qemu == FORK else ()
-    if policy:
-        words = (*words, "-global", f"migration.guest-time={policy}")
+    words = ("-global", f"migration.guest-time={policy}") if policy else ()
     options = {"machine": "pc", "memory_mb": 32, "cpus": CPUS, "payload": CLOCK}
     sides = [Side(lab, "source", qemu, [*words], options)]
     hops = []
@@ -69,6 +77,7 @@ def in_a_row(lab, variant, number):
             sides.append(Side(lab, name, qemu, [*words, "-incoming", "defer"], options))
             old, new = sides
             new.connect()
+            old.cmd("migrate-set-capabilities", capabilities=[{"capability": "return-path", "state": True}])
             new.cmd("migrate-incoming", uri=f"tcp:127.0.0.1:{4010 + n % 2}")
             old.cmd("migrate", uri=f"tcp:127.0.0.1:{4010 + n % 2}")
             for side in sides:
@@ -127,6 +136,7 @@ def run(options):
             report["held"][variant] = [held(lab, variant, options.held, p) for p in (False, True)]
         for variant in VARIANTS:
             number = options.number if variant == "fork continuous" else min(options.number, 10)
+            set_host_clock(lab)
             report["in_a_row"][variant] = in_a_row(lab, variant, number)
     bench.write("guest-time", report, "Guest time: what migrations do to a guest's clocks",
                 bench.printed(show, report))

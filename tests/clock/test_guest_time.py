@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from qemu.qmp import ExecuteError
 
-from tests.lab.clocks import ON, ClockPair, clocks, numbers, offsets
+from tests.lab.clocks import ClockPair, clocks, numbers, offsets, set_host_clock
 from tests.lab.lab import Lab, tsc_khz
 from tests.lab.pair import FORK, INJECT, STOCK, Side, until
 
@@ -56,6 +56,16 @@ def is_as_stock(jump):
     assert max(jump.relation_ns) < -1e9
 
 
+def both_stand_still(jump):
+    """From where the stream of a source that does not tell has them: the kvmclock is read when it is
+    written, the TSC at the stop."""
+    assert jump.backwards == 0, jump
+    assert jump.offsets_differ == 0, jump.tsc
+    assert max(jump.kvmclock_ns) < -GAP_S * 1e9
+    assert max(jump.tsc_us) < -GAP_S * 1e6
+    assert max(map(abs, jump.relation_ns)) < 0.1 * GAP_S * 1e9
+
+
 def job(side, command, **arguments):
     side.cmd(command, job_id="job", **arguments)
     def ended():
@@ -99,6 +109,141 @@ def test_continuous(lab, postcopy):
     with held(lab, postcopy, policy="continuous") as pair:
         is_continuous(pair.moved(GAP_S, postcopy))
         assert not pair.warnings()
+
+
+def test_outcome(lab):
+    """What operators see on both sides, while the guest is held and after it."""
+    with held(lab, policy="continuous") as pair:
+        for side in pair.sides:
+            assert "guest-time" not in side.cmd("query-migrate")
+        seen = {}
+        pair.moved(GAP_S, meanwhile=lambda: seen.update(pair.outcome()))
+        host = {"synchronized": True}
+        assert seen["instant"] and seen["source"].items() >= host.items() and "policy" not in seen
+        told, outcome = pair.outcome(pair.source), pair.outcome()
+        assert told["instant"] and "reason" not in told and told["source"] == outcome["source"] == seen["source"]
+        assert outcome["instant"] and "reason" not in outcome and outcome["policy"] == "continuous"
+        assert outcome["destination"].items() >= host.items()
+        start, stop = numbers(pair.destination, "kvm_guest_time_start"), numbers(pair.source, "kvm_guest_time_stop")
+        assert outcome["counted"] == outcome["gap"] > GAP_S * 1e9
+        assert 0 <= start["kvmclock"] - stop["kvmclock"] - outcome["gap"] < 1e9
+        # Two times the 100 us that the lab says of its clock; it grows by 500 us in a second
+        assert 200e3 <= outcome["error"] < 100e6
+        [event] = [e for e in pair.destination.qmp.get_events() if e["event"] == "MIGRATION_GUEST_TIME"]
+        assert event["data"] == outcome
+        text = pair.destination.hmp("info migrate")
+        assert "guest time: moves by one instant, continuous" in text
+        assert "guest time, clock of the source: synchronized to" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("switch", [None, "on"])
+def test_no_return_path(lab, switch):
+    """The destination cannot be asked; it is told only by a source that is told to."""
+    with held(lab, policy="continuous", return_path=False, switch=switch) as pair:
+        jump = pair.moved(GAP_S)
+        if switch:
+            is_continuous(jump)
+        else:
+            both_stand_still(jump)
+            assert pair.outcome(pair.source)["reason"] \
+                == "without the return path, the destination cannot be asked whether it knows guest-time"
+
+
+@pytest.mark.slow
+def test_destination_does_not_take_part(lab):
+    with held(lab, destination_options=("-machine", "guest-time=off")) as pair:
+        is_as_stock(pair.moved(GAP_S))
+        assert pair.outcome(pair.source)["reason"] == "the destination does not know guest-time"
+
+
+# Hosts whose clocks are not what they should be
+
+def not_counted(pair, jump, why):
+    is_stopped(pair, jump)
+    [line] = pair.warnings()
+    assert f"{why}: it is not counted" in line
+    outcome = pair.outcome()
+    assert (outcome["instant"], outcome["counted"], outcome["reason"]) == (True, 0, why)
+
+
+@pytest.mark.parametrize("side, policy", [
+    ("destination", "continuous"),
+    pytest.param("source", "continuous", marks=pytest.mark.slow),
+    pytest.param("destination", "continuous-unchecked", marks=pytest.mark.slow),
+    pytest.param("source", "continuous-unchecked", marks=pytest.mark.slow)])
+def test_not_synchronized(lab, side, policy):
+    with held(lab, policy=policy) as pair:
+        if side == "source":
+            set_host_clock(lab, None)
+            jump = pair.moved(GAP_S, meanwhile=lambda: set_host_clock(lab))
+        else:
+            jump = pair.moved(GAP_S, meanwhile=lambda: set_host_clock(lab, None))
+        if policy == "continuous":
+            host = "the source's" if side == "source" else "this host's"
+            not_counted(pair, jump, f"is not certain: {host} clock is not synchronized")
+        else:
+            is_continuous(jump)
+            assert not pair.warnings()
+        assert not pair.outcome()[side]["synchronized"]
+
+
+def shift(lab, s):
+    """Set the host's clock, and say that this was NTP."""
+    lab.run(f"date -s @$(($(date +%s) + {s}))", check=True)
+    set_host_clock(lab)
+
+
+@pytest.mark.parametrize("s", [4, pytest.param(-2, marks=pytest.mark.slow)])
+def test_clocks_differ(lab, s):
+    """The destination's clock is wrong, and it says that it is not."""
+    with held(lab, policy="continuous") as pair:
+        try:
+            jump = pair.moved(GAP_S, meanwhile=lambda: shift(lab, s))
+        finally:
+            shift(lab, -s)
+        not_counted(pair, jump, "does not agree with how long both ends have waited")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then, now, counted", [(37, 38, False), (37, 37, True), (0, 37, True), (37, 0, True)])
+def test_tai_differs(lab, then, now, counted):
+    with held(lab, policy="continuous") as pair:
+        set_host_clock(lab, tai_offset_s=then)
+        jump = pair.moved(GAP_S, meanwhile=lambda: set_host_clock(lab, tai_offset_s=now))
+        set_host_clock(lab)
+        if counted:
+            is_continuous(jump)
+        else:
+            not_counted(pair, jump, "is not certain: the hosts do not agree on TAI - UTC")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [False, True])
+def test_large_error(lab, asked):
+    """Both hosts' clocks may be wrong by two seconds; asking the destination has bounded the blackout."""
+    with held(lab, policy="continuous", return_path=asked, switch="on") as pair:
+        set_host_clock(lab, 2_000_000)
+        jump = pair.moved(GAP_S)
+        if asked:
+            is_continuous(jump)
+            assert pair.outcome()["error"] < 2e9
+        else:
+            not_counted(pair, jump, "is shorter than the hosts' clocks may be wrong")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["stopped", "continuous"])
+def test_destination_is_killed(lab, policy):
+    """The guest goes on on the source, and its clocks are those of a guest that was moved."""
+    with ClockPair(lab, source=INJECT, capabilities=None,
+                   source_options=("-global", f"migration.guest-time={policy}")) as pair:
+        jump = pair.failed(GAP_S, pair.destination.job.kill)
+        if policy == "stopped":
+            is_stopped(pair, jump, pair.source)
+        else:
+            is_continuous(jump)
+        assert pair.outcome(pair.source)["counted"] == (0 if policy == "stopped" else pair.outcome(pair.source)["gap"])
 
 
 @pytest.mark.slow
@@ -304,9 +449,9 @@ def test_reset_before_it_runs(lab):
 @pytest.mark.slow
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 def test_moved_on_before_it_runs(lab, on):
-    """The instant is passed on by a QEMU in which the guest has not run, unless it has the property
-    off, as for an old QEMU behind it."""
-    with held(lab, cpus=2, destination_options=ON * on) as pair:
+    """The instant is passed on by a QEMU in which the guest has not run, unless to one that does not
+    know it."""
+    with held(lab, cpus=2) as pair:
         pair.source.wait_event("ready")
         # KVM takes a TSC that is written by value, and near to what it has, for the same
         lab.run(f"sleep {GAP_S}")
@@ -349,24 +494,28 @@ def test_moved_on_before_it_runs(lab, on):
 @pytest.mark.parametrize("postcopy", [
     pytest.param(False, id="precopy"), pytest.param(True, id="postcopy", marks=pytest.mark.slow)])
 def test_old_stream(lab, way, postcopy):
-    """Without kvmclock.guest-time, which machine types up to 10.0 have off, streams are as ever."""
+    """Nobody has configured anything, and stock knows nothing, or the source is told to be as stock."""
     source, destination = way
-    with held(lab, postcopy, told=False, source=source, destination=destination,
-              policy="continuous" if destination == FORK else None) as pair:
-        is_as_stock(pair.moved(GAP_S, postcopy))
+    with held(lab, postcopy, switch="off" if way == (FORK, FORK) else None, source=source,
+              destination=destination, policy="continuous" if destination == FORK else None) as pair:
+        jump = pair.moved(GAP_S, postcopy)
+        (is_as_stock if destination == STOCK else both_stand_still)(jump)
+        if source == FORK:
+            assert pair.outcome(pair.source)["reason"] == "the destination does not know guest-time" \
+                if destination == STOCK else "guest-time" not in pair.source.cmd("query-migrate")
         if destination == FORK:
+            assert not pair.outcome()["instant"]
+            assert "the source has not told" in pair.outcome()["reason"]
             [line] = pair.warnings()
             assert "the source has not told when it stopped the guest" in line
 
 
 @pytest.mark.parametrize("policy", ["stopped", pytest.param("continuous", marks=pytest.mark.slow)])
 def test_old_destination_refuses(lab, policy):
-    """kvmclock.guest-time=on to a QEMU that does not know it: the guest lives on, on the source,
+    """guest-time=on to a QEMU that does not know it: the guest lives on, on the source,
     and its clocks are those of a guest that was moved."""
-    with ClockPair(lab, source=INJECT, destination=STOCK, capabilities=None,
+    with ClockPair(lab, switch="on", source=INJECT, destination=STOCK, capabilities=None,
                    source_options=("-global", f"migration.guest-time={policy}")) as pair:
-        for side in pair.sides:
-            side.cmd("migrate-set-capabilities", capabilities=[{"capability": "return-path", "state": True}])
         jump = pair.failed(GAP_S)
         assert "error while loading state for instance 0x0 of device 'kvmclock'" in pair.destination.job.wait(20).output
         if policy == "stopped":
@@ -378,7 +527,7 @@ def test_old_destination_refuses(lab, policy):
 @pytest.mark.parametrize("machine, cpus", [("microvm", 2), pytest.param("isapc", 1, marks=pytest.mark.slow)])
 def test_machines_without_versions(lab, machine, cpus):
     """What they send is what stock sends."""
-    with ClockPair(lab, told=False, destination=STOCK, machine=machine, cpus=cpus, capabilities=None) as pair:
+    with ClockPair(lab, destination=STOCK, machine=machine, cpus=cpus, capabilities=None) as pair:
         assert pair.moved().backwards == 0
 
 
@@ -456,7 +605,7 @@ def test_snapshot_and_pause(lab, qemu):
 @pytest.mark.slow
 def test_cpr(lab):
     """What the host's restart takes is not counted, whatever the policy."""
-    with ClockPair(lab, policy="continuous", cpus=2, capabilities=None) as pair:
+    with ClockPair(lab, policy="continuous", cpus=2, capabilities=None, return_path=False) as pair:
         for side in pair.sides:
             side.cmd("migrate-set-parameters", mode="cpr-reboot")
         pair.source.wait_event("ready")

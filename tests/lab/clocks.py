@@ -11,12 +11,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.lab.guest import Event
+from tests.lab.guest import PAYLOADS, Event
 from tests.lab.lab import Place, tsc_khz
-from tests.lab.pair import FORK, INJECT, MIB, Pair, Side, until
+from tests.lab.pair import MIB, Pair, Side, until
 
 CLOCK = "build/tests/clock.bin"
-ON = ("-global", "kvmclock.guest-time=on")
+
+
+def set_host_clock(lab: Place, max_error_us: int | None = 100, tai_offset_s: int = 0) -> None:
+    """Let a host's kernel believe that NTP keeps its clock right, or, with None, that nobody does."""
+    state = "unsynchronized" if max_error_us is None else max_error_us
+    lab.run(f"{PAYLOADS[lab.arch]}/host-clock {state} {tai_offset_s}", check=True)
+
+
+def switch_words(switch: str | None) -> tuple[str, ...]:
+    """The machine's guest-time, which is auto."""
+    return ("-machine", f"guest-time={switch}") if switch else ()
 
 
 def signed(value: int) -> int:
@@ -109,18 +119,23 @@ def migrate(pair: Pair, gap_s: float, postcopy: bool, meanwhile: Callable[[], No
 
 
 class ClockPair(Pair):
-    """A guest that reads its clocks, and the source's instant in the stream unless told=False."""
+    """A guest that reads its clocks. The hosts' clocks are synchronized, and both sides have the return
+    path, as with libvirt, unless return_path=False. switch: guest-time of the source's machine."""
 
     tsc_base = 0    # the TSC of the destination's host less that of the source's
 
-    def __init__(self, lab: Place, told: bool = True, policy: str | None = None, cpus: int = 4, source: str = FORK,
-                 source_options: Sequence[str] = (), destination_options: Sequence[str] = (), **options: Any) -> None:
-        if told and source in (FORK, INJECT):
-            source_options = (*ON, *source_options)
+    def __init__(self, lab: Place, switch: str | None = None, policy: str | None = None, cpus: int = 4,
+                 source_options: Sequence[str] = (), destination_options: Sequence[str] = (),
+                 return_path: bool = True, **options: Any) -> None:
+        source_options = (*switch_words(switch), *source_options)
         if policy:
             destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
-        super().__init__(lab, source=source, cpus=cpus, payload=CLOCK, source_options=source_options,
+        super().__init__(lab, cpus=cpus, payload=CLOCK, source_options=source_options,
                          destination_options=destination_options, **options)
+        if return_path:
+            self.capabilities = (*self.capabilities, "return-path")
+        for host in {self.lab, self.destination_lab}:
+            set_host_clock(host)
 
     def moved(self, gap_s: float = 0, postcopy: bool = False, meanwhile: Callable[[], None] = lambda: None) -> Jump:
         """Migrate; the guest does not run for gap_s if the destination was started with -S."""
@@ -130,8 +145,8 @@ class ClockPair(Pair):
         return self.jump(was, clocks(self.source, self.cpus, 0, last=True), self.destination,
                          clocks(self.destination, self.cpus, 1))
 
-    def failed(self, gap_s: float) -> Jump:
-        """A migration that the destination refuses: the guest does not run for gap_s, and then goes
+    def failed(self, gap_s: float, meanwhile: Callable[[], None] = lambda: None) -> Jump:
+        """A migration that the destination does not load: the guest does not run for gap_s, and then goes
         on on the source, which is to be INJECT."""
         self.source.wait_event("ready")
         was = offsets(self.source)
@@ -140,6 +155,7 @@ class ClockPair(Pair):
         self.source.inject.wait_held("guest-time-taken")
         before = clocks(self.source, self.cpus, 0, last=True)
         self.lab.run(f"sleep {gap_s}")
+        meanwhile()
         self.source.inject.release("guest-time-taken")
         until(lambda: self.source.status() == "failed", "the migration fails")
         until(lambda: self.source.cmd("query-status")["running"], "the guest runs again")
@@ -174,3 +190,8 @@ class ClockPair(Pair):
 
     def warnings(self) -> list[str]:
         return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]
+
+    def outcome(self, side: Side | None = None) -> dict[str, Any]:
+        """What query-migrate says of guest time, on the destination."""
+        found: dict[str, Any] = (side or self.destination).cmd("query-migrate")["guest-time"]
+        return found

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.lab import guest
-from tests.lab.clocks import clocks, migrate, numbers, signed
+from tests.lab.clocks import clocks, migrate, numbers, set_host_clock, signed, switch_words
 from tests.lab.guest import Event
 from tests.lab.lab import Place
 from tests.lab.pair import FORK, INJECT, Pair, Side
 
-TOLD = ("-global", "arm-cpu.kvm-guest-time=on")
 ONE_OFFSET = ("-global", "arm-cpu.kvm-counter-offset=on")
 NO_ADJVTIME = ("-global", "arm-cpu.kvm-no-adjvtime=on")
 COUNTERS = ("virtual", "physical")
@@ -57,23 +56,25 @@ class Jump:
 
 
 class CounterPair(Pair):
-    """A guest that reads its counters. told: the source's instant is in the stream; one_offset: the
-    VM has kvm-counter-offset=on, on both sides; options: words for each fork's command line."""
+    """A guest that reads its counters. The hosts' clocks are synchronized, and both sides have the
+    return path. switch: guest-time of the source; one_offset: the VM has kvm-counter-offset=on, on both
+    sides; options: words for each fork's command line."""
 
-    def __init__(self, lab: Place, told: bool = True, policy: str | None = None, one_offset: bool = False,
+    def __init__(self, lab: Place, switch: str | None = None, policy: str | None = None, one_offset: bool = False,
                  cpus: int = 2, source: str = FORK, destination: str = FORK, both: Sequence[str] = (),
                  source_options: Sequence[str] = (), destination_options: Sequence[str] = (), **options: Any) -> None:
         if one_offset:
             both = (*both, *ONE_OFFSET)
-        if told:
-            both = (*both, *TOLD)
         if policy:
             destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
         super().__init__(lab, source=source, destination=destination, cpus=cpus,
                          payload=guest.payload("clock", "aarch64"),
-                         source_options=(*(both if source in (FORK, INJECT) else ()), *source_options),
+                         source_options=(*switch_words(switch), *(both if source in (FORK, INJECT) else ()), *source_options),
                          destination_options=(*(both if destination in (FORK, INJECT) else ()), *destination_options),
                          **options)
+        self.capabilities = (*self.capabilities, "return-path")
+        for host in {self.lab, self.destination_lab}:
+            set_host_clock(host)
 
     def moved(self, gap_s: float = 0, postcopy: bool = False) -> Jump:
         """Migrate; the guest does not run for gap_s if the destination was started with -S."""

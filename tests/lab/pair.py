@@ -53,9 +53,11 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "postcopy_async_drained", "kvm_async_pf_send", "kvm_async_pf_enable",
          "migration_completion_postcopy_end_after_complete",
          "kvm_guest_time_stop", "kvm_guest_time_start", "kvm_guest_time_clock",
-         "kvm_guest_time_offset", "kvm_guest_time_no_instant",
+         "kvm_guest_time_offset",
+         "guest_time_no_instant", "guest_time_stop", "guest_time_fall_back", "guest_time_gap",
+         "guest_time_answer", "guest_time_pong",
          "kvm_arm_guest_time_stop", "kvm_arm_guest_time_start", "kvm_arm_guest_time_offset",
-         "kvm_arm_guest_time_one_offset", "kvm_arm_guest_time_no_instant")
+         "kvm_arm_guest_time_one_offset")
 
 
 Seen = TypeVar("Seen")

@@ -178,45 +178,115 @@ static void test_pvclock(void)
     g_assert_cmpuint(guest_pvclock_ns(&pv, 649035000 - 7), ==, 6 * S - 1);
 }
 
-static void check_gap(GuestTimeOfDay then, GuestTimeOfDay now, int64_t is,
-                      const char *why)
-{
-    int64_t gap;
+#define NEGATIVE    "is negative"
+#define LONG        "is longer than guest-time-max-gap"
+#define SOURCE      "is not certain: the source's clock is not synchronized"
+#define HERE        "is not certain: this host's clock is not synchronized"
+#define TAI         "is not certain: the hosts do not agree on TAI - UTC"
+#define WAITED      "does not agree with how long both ends have waited"
+#define SHORT       "is shorter than the hosts' clocks may be wrong"
 
-    g_assert_cmpstr(guest_time_gap(then, now, 10000, &gap), ==, why);
-    g_assert_cmpint(gap, ==, is);
+static const uint64_t then_ns = 1800000000 * S;
+
+static GuestTimeOfDay host(int64_t ns, int tai, uint32_t error_us)
+{
+    return (GuestTimeOfDay) { then_ns + ns, tai, error_us, true, false };
+}
+
+static void check_gap(GuestTimeOfDay then, GuestTimeOfDay now,
+                      const GuestTimeLimits *limits, bool check, int64_t is,
+                      uint64_t error_ns, const char *why)
+{
+    GuestTimeGap gap;
+
+    g_assert_cmpstr(guest_time_gap(&then, &now, limits, 10000, check, &gap),
+                    ==, why);
+    g_assert_cmpint(gap.ns, ==, is);
+    g_assert_cmpuint(gap.error_ns, ==, error_ns);
 }
 
 static void test_gap(void)
 {
-    const uint64_t t = 1800000000 * S;
-    const char *negative = "is negative";
-    const char *long_ = "is longer than guest-time-max-gap";
+    GuestTimeOfDay none = { then_ns }, then = host(0, 0, 0);
+    GuestTimeOfDay later = host(3 * S, 0, 0), leap;
 
-    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t }, 0, NULL);
-    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t + 3 * S }, 3 * S,
-              NULL);
-    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t + 10 * S }, 10 * S,
-              NULL);
-    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t - 1 }, -1, negative);
-    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t + 11 * S }, 11 * S,
-              long_);
-    check_gap((GuestTimeOfDay) { t }, (GuestTimeOfDay) { t + YEAR }, YEAR,
-              long_);
+    check_gap(then, then, NULL, true, 0, 0, NULL);
+    check_gap(then, later, NULL, true, 3 * S, 0, NULL);
+    check_gap(then, host(10 * S, 0, 0), NULL, true, 10 * S, 0, NULL);
+    for (int check = 0; check < 2; check++) {
+        check_gap(then, host(-1, 0, 0), NULL, check, -1, 0, NEGATIVE);
+        check_gap(then, host(11 * S, 0, 0), NULL, check, 11 * S, 0, LONG);
+        check_gap(then, host(YEAR, 0, 0), NULL, check, YEAR, 0, LONG);
+    }
+
+    /* One does not know its error */
+    check_gap(none, later, NULL, true, 3 * S, UINT64_MAX, SOURCE);
+    check_gap(none, later, NULL, false, 3 * S, UINT64_MAX, NULL);
+    check_gap(then, none, NULL, true, 0, UINT64_MAX, HERE);
+    check_gap(then, none, NULL, false, 0, UINT64_MAX, NULL);
+
+    /* Errors add up, and must be less than the blackout */
+    check_gap(host(0, 0, 1000000), host(3 * S, 0, 2000000), NULL, true, 3 * S,
+              3 * S, NULL);
+    check_gap(host(0, 0, 1000001), host(3 * S, 0, 2000000), NULL, true, 3 * S,
+              3 * S + 1000, SHORT);
+    check_gap(host(0, 0, UINT32_MAX), host(3 * S, 0, UINT32_MAX), NULL, true,
+              3 * S, 2000ULL * UINT32_MAX, SHORT);
+    check_gap(host(0, 0, UINT32_MAX), host(3 * S, 0, UINT32_MAX), NULL, false,
+              3 * S, 2000ULL * UINT32_MAX, NULL);
 
     /* A leap second was inserted: UTC has run twice through one second */
-    check_gap((GuestTimeOfDay) { t, 37 }, (GuestTimeOfDay) { t + S, 38 },
-              2 * S, NULL);
-    check_gap((GuestTimeOfDay) { t, 37 },
-              (GuestTimeOfDay) { t - S / 2, 38 }, S / 2, NULL);
+    leap = host(S, 38, 0);
+    check_gap(host(0, 37, 0), leap, NULL, true, 2 * S, 0, TAI);
+    leap.leap = true;
+    check_gap(host(0, 37, 0), leap, NULL, true, 2 * S, 0, NULL);
+    leap = host(-S / 2, 38, 0);
+    leap.leap = true;
+    check_gap(host(0, 37, 0), leap, NULL, true, S / 2, 0, NULL);
     /* and one was left out */
-    check_gap((GuestTimeOfDay) { t, 37 }, (GuestTimeOfDay) { t + 2 * S, 36 },
-              S, NULL);
+    leap = host(2 * S, 36, 0);
+    leap.leap = true;
+    check_gap(host(0, 37, 0), leap, NULL, true, S, 0, NULL);
     /* One host does not know TAI */
-    check_gap((GuestTimeOfDay) { t, 37 }, (GuestTimeOfDay) { t + S, 0 }, S,
-              NULL);
-    check_gap((GuestTimeOfDay) { t, 0 }, (GuestTimeOfDay) { t + S, 37 }, S,
-              NULL);
+    check_gap(host(0, 37, 0), host(S, 0, 0), NULL, true, S, 0, NULL);
+    check_gap(host(0, 0, 0), host(S, 37, 0), NULL, true, S, 0, NULL);
+    check_gap(host(0, INT32_MIN, 0), host(0, INT32_MAX, 0), NULL, false,
+              UINT32_MAX * S, 0, LONG);
+}
+
+static void test_limits(void)
+{
+    GuestTimeLimits limits;
+
+    /* Asked at 1 s, answered at 1.01 s, stopped at 5 s; 7 s later it runs */
+    limits = guest_time_limits(4 * S, 3990000000, 7 * S, 7 * S + 1000);
+    g_assert_cmpint(limits.least, ==, 3 * S - 7000000);
+    g_assert_cmpint(limits.most, ==, 3010000000 + 7000000 + 1000 + 1);
+
+    /* Which bounds the error better than the hosts' clocks, or not */
+    check_gap(host(0, 0, 100), host(3 * S, 0, 100), &limits, true, 3 * S,
+              200000, NULL);
+    check_gap(host(0, 0, 1000000), host(3 * S, 0, 1000000), &limits, true,
+              3 * S, limits.most - 3 * S, NULL);
+    check_gap(host(0, 0, 4000000), host(3 * S, 0, 4000000), &limits, true,
+              3 * S, limits.most - 3 * S, NULL);
+
+    /* A clock that is not what it says */
+    check_gap(host(0, 0, 100), host(limits.most + 200000, 0, 100), &limits,
+              true, limits.most + 200000, 200000, NULL);
+    check_gap(host(0, 0, 100), host(limits.most + 200001, 0, 100), &limits,
+              true, limits.most + 200001, 200000, WAITED);
+    check_gap(host(0, 0, 100), host(limits.least - 200000, 0, 100), &limits,
+              true, limits.least - 200000, 200000, NULL);
+    check_gap(host(0, 0, 100), host(limits.least - 200001, 0, 100), &limits,
+              true, limits.least - 200001, 200000, WAITED);
+    check_gap(host(0, 0, 100), host(9 * S, 0, 100), &limits, false, 9 * S,
+              200000, NULL);
+
+    /* What a peer says that lies */
+    limits = guest_time_limits(INT64_MAX / 8, 0, 0, 0);
+    check_gap(host(0, 0, UINT32_MAX), host(S, 0, UINT32_MAX), &limits, true, S,
+              2000ULL * UINT32_MAX, SHORT);
 }
 
 int main(int argc, char **argv)
@@ -228,5 +298,6 @@ int main(int argc, char **argv)
     g_test_add_func("/guest-time/find-scale", test_find_scale);
     g_test_add_func("/guest-time/pvclock", test_pvclock);
     g_test_add_func("/guest-time/gap", test_gap);
+    g_test_add_func("/guest-time/limits", test_limits);
     return g_test_run();
 }

@@ -199,20 +199,13 @@ static bool guest_time_take(GuestTimeState *s, Error **errp)
                    "at once");
         return false;
     }
-    gt->time = (GuestTimeOfDay) { data.realtime, guest_time_tai_offset() };
+    s->then = guest_time_of_day(data.realtime);
     gt->host_tsc = data.host_tsc;
     gt->scaled_tsc = guest_tsc_scaled(data.host_tsc, scale);
     gt->clock_ns = data.clock;
     gt->clock_khz = gt->tsc_khz;
     guest_time_see_as_guest(gt);
-
-    /* A destination that can only restore values gets those of the instant */
-    v = gt->vcpu;
-    CPU_FOREACH(cs) {
-        cpu_env(cs)->tsc = gt->scaled_tsc + v++->tsc_offset;
-        cpu_env(cs)->tsc_valid = true;
-    }
-    trace_kvm_guest_time_stop(gt->clock_ns, gt->time.realtime, gt->host_tsc,
+    trace_kvm_guest_time_stop(gt->clock_ns, s->then.realtime, gt->host_tsc,
                               gt->scaled_tsc, gt->tsc_khz, gt->clock_khz);
     migration_inject_hold("guest-time-taken");
     return true;
@@ -316,8 +309,7 @@ static bool guest_time_restore(GuestTimeState *s, Error **errp)
         return false;
     }
 
-    gap_ns = guest_time_to_count(gt->time, (GuestTimeOfDay) {
-                                     data.realtime, guest_time_tai_offset() });
+    gap_ns = guest_time_to_count(s, data.realtime);
     if (!guest_time_set_clock(gt->clock_ns + gap_ns, &data)) {
         error_setg(errp, "KVM does not set the kvmclock");
         return false;
@@ -340,6 +332,28 @@ static bool guest_time_restore(GuestTimeState *s, Error **errp)
 }
 
 /*
+ * There is no instant, but the stream had TSCs, which have run on since they
+ * were loaded.  Shift all of them by what brings the first one back.
+ */
+static bool guest_time_shift_offsets(uint64_t scaled_now)
+{
+    uint64_t offset, shift;
+    CPUState *cs;
+
+    if (!guest_time_offset(first_cpu, KVM_GET_DEVICE_ATTR, &offset)) {
+        return false;
+    }
+    shift = cpu_env(first_cpu)->tsc - scaled_now - offset;
+    QTAILQ_FOREACH_REVERSE(cs, &cpus_queue, node) {
+        if (!guest_time_offset(cs, KVM_GET_DEVICE_ATTR, &offset) ||
+            !guest_time_set_offset(cs, offset + shift)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/*
  * The TSCs go on from where they were at the stop, and so does the kvmclock,
  * which the device sets somewhat later.  This needs only TSC offsets of all
  * that guest_time_restore() needs.
@@ -349,8 +363,9 @@ static const char *guest_time_fall_back(GuestTimeState *s)
     GuestTime *gt = container_of(s, GuestTime, state);
     GuestTimeReading r;
 
-    if (!s->valid || !guest_time_read_scaled(&r) ||
-        !guest_time_set_offsets(gt, 0, r.scaled, false, NULL)) {
+    if (!guest_time_read_scaled(&r) ||
+        !(s->valid ? guest_time_set_offsets(gt, 0, r.scaled, false, NULL)
+                   : guest_time_shift_offsets(r.scaled))) {
         return "the kvmclock goes on from where it was when the guest stopped, "
                "but the TSC has run on";
     }
@@ -360,16 +375,23 @@ static const char *guest_time_fall_back(GuestTimeState *s)
 
 static const GuestTimeOps guest_time_ops = {
     .take = guest_time_take,
-    .no_instant = trace_kvm_guest_time_no_instant,
     .restore = guest_time_restore,
     .fall_back = guest_time_fall_back,
 };
 
-bool guest_time_stop(GuestTime *gt, bool enabled, RunState state,
-                     uint64_t *clock_ns)
+bool guest_time_stop(GuestTime *gt, RunState state, uint64_t *clock_ns)
 {
-    if (!guest_time_state_stop(&gt->state, &guest_time_ops, enabled, state)) {
+    GuestTimeVcpu *v;
+    CPUState *cs;
+
+    if (!guest_time_state_stop(&gt->state, &guest_time_ops, state)) {
         return false;
+    }
+    /* A destination that can only restore values gets those of the instant */
+    v = gt->vcpu;
+    CPU_FOREACH(cs) {
+        cpu_env(cs)->tsc = gt->scaled_tsc + v++->tsc_offset;
+        cpu_env(cs)->tsc_valid = true;
     }
     *clock_ns = gt->clock_ns;
     return true;
@@ -377,7 +399,9 @@ bool guest_time_stop(GuestTime *gt, bool enabled, RunState state,
 
 bool guest_time_start(GuestTime *gt, uint64_t clock_ns)
 {
-    gt->clock_ns = clock_ns;
+    if (gt->state.incoming) {
+        gt->clock_ns = clock_ns;
+    }
     return guest_time_state_start(&gt->state, &guest_time_ops);
 }
 
@@ -415,12 +439,12 @@ static const VMStateDescription vmstate_guest_time_vcpu = {
 
 const VMStateDescription vmstate_guest_time = {
     .name = "guest_time",
-    .version_id = 1,
-    .minimum_version_id = 1,
+    .version_id = 2,
+    .minimum_version_id = 2,
     .post_load = guest_time_post_load,
     .fields = (const VMStateField[]) {
-        VMSTATE_UINT64(time.realtime, GuestTime),
-        VMSTATE_INT32(time.tai_offset, GuestTime),
+        VMSTATE_STRUCT(state, GuestTime, 1, vmstate_guest_time_state,
+                       GuestTimeState),
         VMSTATE_UINT64(host_tsc, GuestTime),
         VMSTATE_UINT64(scaled_tsc, GuestTime),
         VMSTATE_UINT32(tsc_khz, GuestTime),

@@ -21,7 +21,6 @@ typedef struct GuestTimeVcpu {
  */
 typedef struct GuestTime {
     GuestTimeState state;
-    GuestTimeOfDay time;
     uint64_t clock_ns;      /* the kvmclock, which the device migrates */
     uint64_t host_tsc;
     uint64_t scaled_tsc;    /* the TSC of a vCPU with an offset of 0 */
@@ -35,12 +34,11 @@ extern const VMStateDescription vmstate_guest_time;
 
 /*
  * The VM has stopped, and its state is now @state.  For a live migration, takes
- * the instant, with the kvmclock in @clock_ns and the TSC in each vCPU's env,
- * if it is @enabled: the destination will understand it.  Returns false if
- * kvmclock and TSCs are left to the caller.
+ * the instant.  If the destination will be told, stores the kvmclock in
+ * @clock_ns and the TSC in each vCPU's env.  Returns false if kvmclock and TSCs
+ * are left to the caller.
  */
-bool guest_time_stop(GuestTime *gt, bool enabled, RunState state,
-                     uint64_t *clock_ns);
+bool guest_time_stop(GuestTime *gt, RunState state, uint64_t *clock_ns);
 
 /*
  * The VM is about to run, with a kvmclock that was @clock_ns when it stopped.

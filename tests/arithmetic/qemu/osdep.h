@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 typedef struct Error Error;
+typedef struct VMStateDescription VMStateDescription;
 #define ARRAY_SIZE(x) ((int)G_N_ELEMENTS(x))
 
 #endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * What this machine's kernel is told of its clock, as NTP or PTP tell it.
+ * usage: host-clock MAX_ERROR_US|unsynchronized [TAI_OFFSET_S]
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/timex.h>
+
+static int set(struct timex t)
+{
+    if (adjtimex(&t) < 0) {
+        perror("host-clock: adjtimex");
+        exit(1);
+    }
+    return t.status;
+}
+
+int main(int argc, char **argv)
+{
+    int status = set((struct timex) { 0 });
+
+    if (argc < 2 || argc > 3) {
+        fprintf(stderr, "usage: host-clock MAX_ERROR_US|unsynchronized [TAI_OFFSET_S]\n");
+        return 2;
+    }
+    if (!strcmp(argv[1], "unsynchronized")) {
+        set((struct timex) { .modes = ADJ_STATUS, .status = status | STA_UNSYNC });
+    } else {
+        set((struct timex) { .modes = ADJ_STATUS | ADJ_MAXERROR,
+                             .status = status & ~STA_UNSYNC, .maxerror = atol(argv[1]) });
+    }
+    if (argc == 3) {
+        set((struct timex) { .modes = ADJ_TAI, .constant = atol(argv[2]) });
+    }
+    return 0;
+}
