@@ -51,6 +51,10 @@ void guest_time_hmp_print(Monitor *mon, const MigrationInfo *info)
         }
         monitor_printf(mon, "\n");
     }
+    if (g->has_clock_error) {
+        monitor_printf(mon, "guest time, clocks are ahead by: %" PRId64 " ns\n",
+                       g->clock_error);
+    }
     guest_time_hmp_print_host(mon, "source", g->source);
     guest_time_hmp_print_host(mon, "destination", g->destination);
 }

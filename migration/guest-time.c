@@ -26,6 +26,12 @@
 /* More than any migration takes, in ns; sums of it do not overflow */
 #define LONG_NS     (INT64_MAX / 8)
 
+/* Of the last start of the guest; BQL */
+static struct {
+    const GuestTimeOps *ops;
+    bool moved;
+} guest_time_last;
+
 /*
  * What query-migrate reports is in MigrationState, begun anew with each instant
  * that is taken or loaded.  BQL.
@@ -74,14 +80,15 @@ bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,
     Error *err = NULL;
 
     guest_time_state_forget(s);
-    /* Snapshots, paused VMs and CPR restore time as they always did */
+    /* Snapshots, paused VMs and cpr-reboot restore time as they always did */
     if (!guest_time_may_take() || state != RUN_STATE_FINISH_MIGRATE ||
-        migrate_mode() != MIG_MODE_NORMAL) {
+        migrate_mode() == MIG_MODE_CPR_REBOOT) {
         return false;
     }
     s->before = get_clock();
     s->valid = ops->take(s, &err);
     s->after = get_clock();
+    s->here = true;
     if (!s->valid) {
         trace_guest_time_no_instant(error_get_pretty(err));
         guest_time_info_begin(false, error_get_pretty(err));
@@ -93,7 +100,7 @@ bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,
     s->told = !untold;
     info = guest_time_info_begin(s->told, untold);
     info->source = guest_time_info_host(&s->then);
-    trace_guest_time_stop(s->told, untold ?: "");
+    trace_guest_time_stop(s->after - s->before, s->told, untold ?: "");
     return s->told;
 }
 
@@ -124,15 +131,26 @@ bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
             ms->guest_time->instant = false;
             guest_time_info_reason(ms->guest_time, what);
         }
-        error_free(err);
     }
     if (ms->guest_time && (s->valid || s->incoming)) {
         ms->guest_time->has_policy = true;
         ms->guest_time->policy = migrate_guest_time();
         qapi_event_send_migration_guest_time(ms->guest_time);
     }
+    trace_guest_time_start(get_clock() - s->begun, done);
+    guest_time_last.ops = ops;
+    guest_time_last.moved = done || err;
+    error_free(err);
     guest_time_state_forget(s);
     return done;
+}
+
+bool guest_time_now(GuestTimeNow *now)
+{
+    const GuestTimeOps *ops = guest_time_last.ops;
+
+    *now = (GuestTimeNow) { .moved = guest_time_last.moved };
+    return ops && ops->now && ops->now(now);
 }
 
 bool guest_time_state_needed(const GuestTimeState *s)
@@ -145,6 +163,7 @@ void guest_time_state_post_load(GuestTimeState *s)
 {
     /* Not from a snapshot, whatever it holds */
     s->valid = s->told = s->incoming;
+    s->here = migrate_mode() == MIG_MODE_CPR_TRANSFER;
     if (s->valid) {
         guest_time_info_begin(true, NULL)->source =
             guest_time_info_host(&s->then);
@@ -170,6 +189,8 @@ GuestTimeOfDay guest_time_of_day(uint64_t realtime)
         time.max_error_us = t.maxerror;
         time.synchronized = !(t.status & STA_UNSYNC);
         time.leap = state == TIME_OOP || state == TIME_WAIT;
+        /* A tick is 10 ms, and given in us: one more is 100 ppm */
+        time.rate = t.freq + (t.tick - 10000) * 100 * 65536LL;
     }
 #endif
     return time;
@@ -205,8 +226,8 @@ int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
     bool limited = guest_time_find_limits(s, get_clock(), &limits);
     const char *why;
 
-    if (!s->incoming) {
-        /* One host: its clock cannot differ from itself */
+    if (s->here) {
+        /* Its clock cannot differ from itself */
         now.synchronized = then.synchronized = true;
         now.max_error_us = then.max_error_us = 0;
     }
@@ -238,6 +259,16 @@ int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
         info->counted = gap.ns;
     }
     return gap.ns;
+}
+
+void guest_time_is_off(int64_t error_ns)
+{
+    GuestTimeInfo *info = migrate_get_current()->guest_time;
+
+    if (info) {
+        info->has_clock_error = true;
+        info->clock_error = error_ns;
+    }
 }
 
 static int guest_time_pre_save(void *opaque)

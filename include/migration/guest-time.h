@@ -15,8 +15,18 @@ typedef struct GuestTimeOfDay {
     int32_t tai_offset;     /* TAI - UTC in seconds; 0: not known */
     uint32_t max_error_us;
     bool synchronized;      /* by NTP or PTP; if not, max_error_us is void */
-    bool leap;              /* a leap second has just been; not in the stream */
+    /* Not in the stream: */
+    bool leap;              /* a leap second has just been */
+    int64_t rate;           /* that of the host's counter is less; 2^-16 ppm */
 } GuestTimeOfDay;
+
+/* The guest's counter at a time of day */
+typedef struct GuestTimeNow {
+    uint64_t counter;       /* of all vCPUs */
+    uint64_t hz;
+    GuestTimeOfDay time;
+    bool moved;             /* it was set by an instant at the last start */
+} GuestTimeNow;
 
 /*
  * The state of the instant at which the guest was stopped.  Each architecture
@@ -26,6 +36,7 @@ typedef struct GuestTimeState {
     bool valid;     /* taken here or loaded, and the guest has not run since */
     bool incoming;  /* a stream is loading, or was and the guest has not run */
     bool told;      /* the stream has it, or had it */
+    bool here;      /* it is of this host */
     GuestTimeOfDay then;
     /*
      * How long before it the source asked the destination, and had its answer:
@@ -45,6 +56,8 @@ typedef struct GuestTimeOps {
     bool (*restore)(GuestTimeState *s, Error **errp);
     /* There is none, or restore() failed.  Returns what the clocks do now. */
     const char *(*fall_back)(GuestTimeState *s);
+    /* Optional: all of @now but @moved; false if it is not known */
+    bool (*now)(GuestTimeNow *now);
 } GuestTimeOps;
 
 /*
@@ -70,6 +83,12 @@ void guest_time_state_post_load(GuestTimeState *s);
 
 /* What older names of the machine's property guest-time set: on or off */
 void guest_time_set_switch(bool on);
+
+/*
+ * What the guest's counter is.  To be called when the guest is about to run, by
+ * handlers of a lower priority.  BQL.  Returns false if that is not known.
+ */
+bool guest_time_now(GuestTimeNow *now);
 
 /* Another state is about to be loaded, or the guest begins anew */
 void guest_time_state_forget(GuestTimeState *s);
@@ -113,6 +132,12 @@ const char *guest_time_gap(const GuestTimeOfDay *then,
                            const GuestTimeOfDay *now,
                            const GuestTimeLimits *limits, uint64_t max_ms,
                            bool check, GuestTimeGap *gap);
+
+/*
+ * restore() has set the guest's clocks, all together, @error_ns later than they
+ * were to be, and has given up to come nearer.
+ */
+void guest_time_is_off(int64_t error_ns);
 
 /* Ticks of a counter of @hz in @ns, which may be negative, to the nearest */
 uint64_t guest_time_ticks(int64_t ns, uint64_t hz);

@@ -33,9 +33,13 @@
 
 /* Readings of a counter to learn its offset, or of the time of day */
 #define READINGS    20
-/* Tolerance of an offset: 1 s / NEAR_PER_S; and how often to try for it */
+/*
+ * Tolerance of an offset: 1 s / NEAR_PER_S; and how long to try for each, while
+ * the guest waits
+ */
 #define NEAR_PER_S  1000000
-#define TRIES       50
+#define TRY_NS      (2 * SCALE_MS)
+#define TRIES       3       /* at least */
 /* How long to wait for vCPU threads to leave their ioctls */
 #define BUSY_MS     1000
 
@@ -115,8 +119,9 @@ static bool arm_guest_time_read_offset(ARMCPU *cpu, uint64_t reg,
 static void arm_guest_time_set_offset(ARMCPU *cpu, uint64_t reg,
                                       uint64_t offset)
 {
-    int64_t near = MAX(1, arm_guest_time_hz() / NEAR_PER_S), error, lead = 0;
+    int64_t near = MAX(1, arm_guest_time_hz() / NEAR_PER_S), error = 0, lead = 0;
     bool physical = reg == KVM_REG_ARM_PTIMER_CNT;
+    int64_t begun = get_clock();
     GuestCounterOffset is;
     int tries = 0;
 
@@ -141,8 +146,14 @@ static void arm_guest_time_set_offset(ARMCPU *cpu, uint64_t reg,
         if (!tries || error < 0) {
             lead += error;
         }
-    } while (++tries < TRIES && (error < -near || error > near));
+        tries++;
+    } while (ABS(error) > near &&
+             (tries < TRIES || get_clock() - begun < TRY_NS));
 
+    if (!physical) {
+        guest_time_is_off(-(double)error * NANOSECONDS_PER_SECOND /
+                          arm_guest_time_hz());
+    }
     trace_kvm_arm_guest_time_offset(offset, guest_counter_offset(&is),
                                     is.width, tries);
 }

@@ -3,11 +3,14 @@
 """What migrations do to a guest's clocks in the lab: stock QEMU, and the fork with both policies.
 
 First one migration each, with a blackout that is held for some seconds: what it adds to the TSC and
-to the kvmclock beside the time that passes, which is 0 if the clock goes on and minus the blackout if it stands
-still; by how much the kvmclock moves against the TSC; and whether one goes backwards. Then many migrations
-in a row. Prints a table, and writes build/reports/guest-time.json.
+to the kvmclock beside the time that passes, which is 0 if the clock goes on and minus the blackout if it
+stands still; by how much the kvmclock moves against the TSC; and whether one goes backwards. Then many
+migrations in a row, and how long a guest of one vCPU and one of 64 wait for their clocks. Prints a table,
+and writes build/reports/guest-time.json.
 """
 import argparse
+import statistics
+import time
 
 from tests.bench import bench
 from tests.lab import program
@@ -23,13 +26,17 @@ from tests.lab.clocks import (
     signed,
 )
 from tests.lab.lab import Lab, tsc_khz
-from tests.lab.pair import FORK, STOCK, Side
+from tests.lab.pair import FORK, STOCK, Pair, Side, until
 from tests.lab.program import say
+from tests.lab.text import search
 
 CPUS = 4
 # Name: QEMU, policy
 VARIANTS = {"stock": (STOCK, None), "fork stopped": (FORK, "stopped"), "fork continuous": (FORK, "continuous")}
 TSC_STABLE = 1
+# vCPUs of guests that wait for their clocks, and firmware that finds nothing to do
+WAITING = (1, 64)
+IDLE = "/usr/share/seabios/bios-256k.bin"
 
 
 def held(lab, variant, gap_s, postcopy):
@@ -101,9 +108,31 @@ def in_a_row(lab, variant, number):
     return hops
 
 
+def took_us(side, event):
+    return float(search(r"took (\d+) ns", dict(side.trace())[event])[1]) / 1000
+
+
+def waits(lab, cpus):
+    """How long it takes to read and to set all clocks of a guest that does nothing, in the blackout."""
+    with Pair(lab, cpus=cpus, memory_mb=64, payload=IDLE, capabilities=("return-path",),
+              destination_options=("-global", "migration.guest-time=continuous")) as pair:
+        set_host_clock(lab)
+        time.sleep(3)
+        pair.source.cmd("migrate", uri=pair.listen())
+        for side in pair.sides:
+            side.wait_status("completed")
+        until(lambda: "guest_time_start" in dict(pair.destination.trace()), "the guest runs on the destination")
+        return {"stop_us": took_us(pair.source, "guest_time_stop"),
+                "start_us": took_us(pair.destination, "guest_time_start")}
+
+
 def spread(values, unit):
     low, high = min(values), max(values)
     return f"{low:,.3f} {unit}" if low == high else f"{low:,.3f} ... {high:,.3f} {unit}"
+
+
+def spread_of(values):
+    return f"{statistics.median(values):,.0f} us ({min(values):,.0f} ... {max(values):,.0f})"
 
 
 def show(report):
@@ -125,6 +154,10 @@ def show(report):
               f"{last['kvmclock_against_tsc_ns'] / 1000:,.3f} us "
               f"| {max(h['offsets_differ_cycles'] for h in hops)} "
               f"| {max(h['backwards_ticks_or_ns'] for h in hops)} | |")
+    for cpus, rounds in report["waits"].items():
+        print(f"\n{cpus} vCPUs: to read the clocks at the stop takes "
+              f"{spread_of([r['stop_us'] for r in rounds])}, to set them at the start "
+              f"{spread_of([r['start_us'] for r in rounds])}")
 
 
 def run(options):
@@ -138,6 +171,10 @@ def run(options):
             number = options.number if variant == "fork continuous" else min(options.number, 10)
             set_host_clock(lab)
             report["in_a_row"][variant] = in_a_row(lab, variant, number)
+        report["waits"] = {cpus: [] for cpus in WAITING}
+        for _ in range(options.waits):
+            for cpus in WAITING:
+                report["waits"][cpus].append(waits(lab, cpus))
     bench.write("guest-time", report, "Guest time: what migrations do to a guest's clocks",
                 bench.printed(show, report))
 
@@ -151,6 +188,7 @@ def main():
     parser.add_argument("--held", type=int, metavar="S", help="seconds of the blackouts (3)")
     options = parser.parse_args()
     options.number = options.number or (5 if options.quick else 100)
+    options.waits = 3 if options.quick else 9
     options.held = options.held or (1 if options.quick else 3)
     program.main("bench", run, options)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What a guest's clocks are after a migration, and which QEMUs and states take part."""
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -13,6 +14,7 @@ from tests.lab.pair import FORK, INJECT, STOCK, Side, until
 GAP_S = 3
 HELD = ("-S",)      # the destination does not run before "cont"
 US = 1000           # ns
+TAI_VALID, MAXERROR_VALID = 1 << 0, 1 << 6     # of vmclock
 ADJUST = 123456789
 # After a vCPU has entered the guest, KVM reads its base clock anew, whose rate is that of the TSC to
 # 80 ns/s; in the lab the last vCPU comes to that some tenths of a second after the start.
@@ -244,6 +246,35 @@ def test_destination_is_killed(lab, policy):
         else:
             is_continuous(jump)
         assert pair.outcome(pair.source)["counted"] == (0 if policy == "stopped" else pair.outcome(pair.source)["gap"])
+
+
+def real_ns(side, tsc):
+    """CLOCK_REALTIME of the lab's host when the first vCPU's TSC is tsc."""
+    now = dict(re.findall(r"(counter|realtime) (\d+)", dict(side.trace())["vmclock_update"]))
+    return int(now["realtime"]) + (tsc - int(now["counter"])) * 1e6 / tsc_khz()
+
+
+@pytest.mark.parametrize("policy, synchronized", [
+    ("continuous", True), pytest.param("stopped", True, marks=pytest.mark.slow),
+    pytest.param("stopped", False, marks=pytest.mark.slow)])
+def test_vmclock(lab, policy, synchronized):
+    """The device tells the guest the time of day, also right after a migration, of which it tells, too."""
+    device = ("-device", "vmclock")
+    with held(lab, policy=policy, vmclock=1, cpus=2, source_options=device, destination_options=device) as pair:
+        set_host_clock(lab, 100 if synchronized else None, tai_offset_s=37)
+        pair.moved(GAP_S)
+        before = pair.source.report().all("vmclock")[-1]
+        after = pair.destination.wait_event("vmclock")
+        set_host_clock(lab)
+        assert after["marker"] > before["marker"]
+        for side, event in zip(pair.sides, (before, after), strict=True):
+            assert (event["magic"], event["counter_id"], event["time_type"]) == (0x4b4c4356, 1, 0), event
+            assert abs(event["ns"] - real_ns(side, event["tsc"])) < 10 * US, event
+            host_ns = int(lab.run("build/tests/host-clock", check=True).output)
+            assert 0 < host_ns - event["ns"] < 120e9
+        assert after["flags"] == (TAI_VALID | MAXERROR_VALID if synchronized else TAI_VALID)
+        assert (after["status"], after["tai"]) == (2 if synchronized else 3, 37)
+        assert not synchronized or 100e3 <= after["maxerror"] < 100e6
 
 
 @pytest.mark.slow
@@ -620,3 +651,38 @@ def test_cpr(lab):
         assert min(e["step_clock"] for e in events) < GAP_S * 1e9 / 2, events
         for event in events:
             assert event["back_tsc"] == event["back_clock"] == 0, event
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["stopped", "continuous"])
+def test_cpr_transfer(lab, policy):
+    """One host: exact, also if nobody synchronizes its clock."""
+    words = ("-machine", "aux-ram-share=on")
+    main, cpr = ({"transport": "socket", "type": "unix", "path": f"{lab.tmp}/{name}.sock"} for name in ("main", "cpr"))
+    with ClockPair(lab, policy=policy, switch="on", cpus=2, backend="memory-backend-memfd,share=on", capabilities=None,
+                   return_path=False, source_options=words, destination_options=words) as pair:
+        set_host_clock(lab, None)
+        pair.source.wait_event("ready")
+        # This one loads the source's state before it has a monitor
+        pair.destination.end()
+        arguments = [*pair.plans[1].arguments[:-2], "-S", "-incoming", f"unix:{main['path']}",
+                     "-incoming", json.dumps({"channel-type": "cpr", "addr": cpr})]
+        pair.sides[1] = pair.destination = Side(lab, "destination", FORK, arguments, pair.options)
+        until(lambda: not lab.run(f"test -S {cpr['path']}").rc, "the destination listens")
+        was = offsets(pair.source)
+        pair.source.cmd("migrate-set-parameters", mode="cpr-transfer")
+        pair.source.cmd("migrate", channels=[{"channel-type": "main", "addr": main},
+                                             {"channel-type": "cpr", "addr": cpr}])
+        pair.destination.connect()
+        for side in pair.sides:
+            side.wait_status("completed")
+        lab.run(f"sleep {GAP_S}")
+        pair.destination.cmd("cont")
+        jump = pair.jump(was, clocks(pair.source, pair.cpus, 0, last=True), pair.destination,
+                         clocks(pair.destination, pair.cpus, 1))
+        set_host_clock(lab)
+        if policy == "continuous":
+            is_continuous(jump)
+        else:
+            is_stopped(pair, jump)
+        assert not pair.warnings()

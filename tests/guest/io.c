@@ -164,6 +164,8 @@ static void set_parameter(const char *key, const char *value)
         par.zero_percent = number(value);
     } else if (equal(key, "passes")) {
         par.passes = number(value);
+    } else if (equal(key, "vmclock")) {
+        par.vmclock = number(value);
     } else if (equal(key, "adjust")) {
         par.adjust = number(value);
     } else if (equal(key, "deadline")) {

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.lab.guest import PAYLOADS, Event
 from tests.lab.lab import Place, tsc_khz
-from tests.lab.pair import MIB, Pair, Side, until
+from tests.lab.pair import MIB, BaseSide, Pair, Side, until
 
 CLOCK = "build/tests/clock.bin"
 
@@ -43,7 +43,7 @@ def kvmclock_ns(event: Event, tsc: int) -> int:
     return time_ns
 
 
-def offsets(side: Side) -> list[int]:
+def offsets(side: BaseSide) -> list[int]:
     """The offset of each vCPU's TSC."""
     text = side.lab.run(f"cd /sys/kernel/debug/kvm/$(cat {side.pidfile})-* && "
                         "for v in vcpu*; do echo $v $(cat $v/tsc-offset); done", check=True).output

@@ -69,7 +69,8 @@ class CounterPair(Pair):
             destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
         super().__init__(lab, source=source, destination=destination, cpus=cpus,
                          payload=guest.payload("clock", "aarch64"),
-                         source_options=(*switch_words(switch), *(both if source in (FORK, INJECT) else ()), *source_options),
+                         source_options=(*switch_words(switch), *(both if source in (FORK, INJECT) else ()),
+                                         *source_options),
                          destination_options=(*(both if destination in (FORK, INJECT) else ()), *destination_options),
                          **options)
         self.capabilities = (*self.capabilities, "return-path")

@@ -54,6 +54,7 @@ def arguments(side: str, log: Path | str, cpus: int | str = 4, memory_mb: int | 
       passes   touch each page so often, then check, moved or not (0: until moved)
       time     1: count all touches before the guest has moved by their duration, see times()
     and for clock.bin:
+      vmclock  1: processor 0 reads QEMU's vmclock device every second
       adjust   processor 1 writes that to its IA32_TSC_ADJUST
       deadline ms until a timer of the LAPIC expires, on arm64 two timers of each processor
                (0: none)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What this machine's kernel is told of its clock, as NTP or PTP tell it.
- * usage: host-clock MAX_ERROR_US|unsynchronized [TAI_OFFSET_S]
+ * Tells this machine's kernel of its clock what NTP or PTP tell it, or prints CLOCK_REALTIME in ns.
+ * usage: host-clock [MAX_ERROR_US|unsynchronized [TAI_OFFSET_S]]
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/timex.h>
+#include <time.h>
 
 static int set(struct timex t)
 {
@@ -20,10 +21,16 @@ static int set(struct timex t)
 int main(int argc, char **argv)
 {
     int status = set((struct timex) { 0 });
+    struct timespec now;
 
-    if (argc < 2 || argc > 3) {
-        fprintf(stderr, "usage: host-clock MAX_ERROR_US|unsynchronized [TAI_OFFSET_S]\n");
+    if (argc > 3) {
+        fprintf(stderr, "usage: host-clock [MAX_ERROR_US|unsynchronized [TAI_OFFSET_S]]\n");
         return 2;
+    }
+    if (argc == 1) {
+        clock_gettime(CLOCK_REALTIME, &now);
+        printf("%lld%09ld\n", (long long)now.tv_sec, now.tv_nsec);
+        return 0;
     }
     if (!strcmp(argv[1], "unsynchronized")) {
         set((struct timex) { .modes = ADJ_STATUS, .status = status | STA_UNSYNC });

@@ -46,14 +46,15 @@ static struct parameter {
     { "mem", 32 },                      /* MiB of all writers */
     { "interval", 250 },                /* ms between reports */
     { "offline", 0 },                   /* a thread takes the last processor off and on */
+    { "clocks", 0 },                    /* threads that compare the readings of all, a processor each */
     { "huge", 0 },                      /* transparent huge pages in the guest, too */
 };
 
-enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, HUGE };
+enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, HUGE };
 
 #define P(what) (parameters[what].value)
 
-static atomic_ulong writes[MAX_THREADS], computed[MAX_THREADS], copies[MAX_THREADS];
+static atomic_ulong writes[MAX_THREADS], computed[MAX_THREADS], copies[MAX_THREADS], readings[MAX_THREADS];
 /* Shared with other processes, as bad */
 static atomic_ulong *forks, *bad;
 static atomic_ulong sweeps;
@@ -85,12 +86,17 @@ static void say(const char *format, ...)
     pthread_mutex_unlock(&lock);
 }
 
-static uint64_t now_us(clockid_t clock)
+static uint64_t now_ns(clockid_t clock)
 {
     struct timespec t;
 
     clock_gettime(clock, &t);
-    return t.tv_sec * 1000000ull + t.tv_nsec / 1000;
+    return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+
+static uint64_t now_us(clockid_t clock)
+{
+    return now_ns(clock) / 1000;
 }
 
 static uint64_t mix(uint64_t x)
@@ -248,6 +254,28 @@ static void *copier(void *opaque)
     return NULL;
 }
 
+/* No processor's clock is behind what another one has read before. */
+static void *clock_reader(void *opaque)
+{
+    static atomic_ulong last;
+
+    for (;;) {
+        for (int i = 0; i < 100; i++) {
+            unsigned long seen = atomic_load(&last), now = now_ns(CLOCK_MONOTONIC);
+
+            if (now < seen) {
+                complain("clock", (unsigned long)opaque, now, seen);
+            }
+            while (seen < now && !atomic_compare_exchange_weak(&last, &seen, now)) {
+                continue;
+            }
+        }
+        atomic_fetch_add(&readings[(unsigned long)opaque], 100);
+        usleep(1000);
+    }
+    return NULL;
+}
+
 static void maximum(atomic_ulong *max, unsigned long value)
 {
     if (value > atomic_load(max)) {
@@ -367,6 +395,7 @@ static void *reporter(void *opaque)
         n += counters(text + n, sizeof(text) - n, "computer", computed, P(COMPUTERS));
         n += counters(text + n, sizeof(text) - n, "forker", forks, P(FORKERS));
         n += counters(text + n, sizeof(text) - n, "copier", copies, P(COPIERS));
+        n += counters(text + n, sizeof(text) - n, "clock", readings, P(CLOCKS));
         say("ms=%lu real=%lu%.*s sweeps=%lu offs=%lu answers=%lu answers_late=%lu answer_max=%lu late_max=%lu bad=%lu\n",
             now / 1000, now_us(CLOCK_REALTIME) / 1000, n, text, atomic_load(&sweeps), atomic_load(&offs),
             atomic_load(&answers), atomic_load(&answers_late), atomic_exchange(&answer_max, 0), atomic_exchange(&late_max, 0),
@@ -428,6 +457,9 @@ int main(void)
     for (unsigned long i = 0; i < P(COPIERS); i++) {
         /* All but the first processor, which the interrupting thread has */
         start(copier, i, 1 % cpus + i % (cpus > 1 ? cpus - 1 : 1), 0);
+    }
+    for (unsigned long i = 0; i < P(CLOCKS); i++) {
+        start(clock_reader, i, i % cpus, 0);
     }
     if (P(COPIERS)) {
         start(interrupter, 0, 0, 5);

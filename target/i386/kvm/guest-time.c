@@ -30,9 +30,10 @@
 /* KVM has not written a guest's kvmclock that is so far from its own */
 #define FAR_NS      (60 * NANOSECONDS_PER_SECOND)
 
-/* Tolerance of the kvmclock, and how often to try for it */
+/* Tolerance of the kvmclock, and how long to try for it: the guest waits */
 #define NEAR_NS     500
-#define TRIES       20
+#define TRY_NS      (2 * SCALE_MS)
+#define TRIES       3       /* at least */
 
 /*
  * The VM is stopped, and this thread has the BQL.  So no vCPU thread is in an
@@ -50,14 +51,15 @@ static bool guest_time_offset(CPUState *cs, int request, uint64_t *offset)
     return kvm_vcpu_ioctl(cs, request, &attr) == 0;
 }
 
-/* Some hosts accept an offset and ignore it: read it back */
+/* Some hosts accept all offsets and ignore them: read the first one back */
 static bool guest_time_set_offset(CPUState *cs, uint64_t offset)
 {
-    uint64_t is;
+    uint64_t is = offset;
     bool ok;
 
     ok = guest_time_offset(cs, KVM_SET_DEVICE_ATTR, &offset) &&
-         guest_time_offset(cs, KVM_GET_DEVICE_ATTR, &is) && is == offset;
+         (cs != first_cpu || guest_time_offset(cs, KVM_GET_DEVICE_ATTR, &is)) &&
+         is == offset;
     trace_kvm_guest_time_offset(cs->cpu_index, offset, ok);
     return ok;
 }
@@ -255,8 +257,8 @@ static bool guest_time_set_offsets(GuestTime *gt, uint64_t advance,
  */
 static bool guest_time_set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
 {
+    int64_t correction = 0, error, begun = get_clock();
     uint64_t realtime = at->realtime;
-    int64_t correction = 0, error;
     int tries = 0;
 
     do {
@@ -275,9 +277,12 @@ static bool guest_time_set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
         }
         error = at->clock - clock_ns - (at->realtime - realtime);
         correction -= error;
-    } while (++tries < TRIES && (error < -NEAR_NS || error > NEAR_NS));
+        tries++;
+    } while (ABS(error) > NEAR_NS &&
+             (tries < TRIES || get_clock() - begun < TRY_NS));
 
     trace_kvm_guest_time_clock(at->clock, error, tries);
+    guest_time_is_off(error);
     return true;
 }
 
@@ -296,17 +301,24 @@ static bool guest_time_restore(GuestTimeState *s, Error **errp)
         error_setg(errp, "the guest's TSC has another frequency here");
         return false;
     }
-    /* TSCs that agree, and a clock that is set, give a common instant */
-    if (!guest_time_set_offsets(gt, 0,
-                                guest_tsc_scaled(cpu_get_host_ticks(), scale),
-                                true, errp)) {
-        return false;
-    }
+    /*
+     * TSCs that agree, and a clock that is set, give a common instant.  Mostly
+     * they agree: KVM takes TSCs that were loaded close together for equal.
+     */
     if (kvm_vm_ioctl(kvm_state, KVM_SET_CLOCK, &data) < 0 ||
         !guest_time_read_clock(&data)) {
-        error_setg(errp, "KVM does not tell kvmclock, host TSC and time of day "
-                   "at once");
-        return false;
+        if (!guest_time_set_offsets(gt, 0,
+                                    guest_tsc_scaled(cpu_get_host_ticks(),
+                                                     scale), true, errp)) {
+            return false;
+        }
+        data = (struct kvm_clock_data) { .clock = gt->clock_ns };
+        if (kvm_vm_ioctl(kvm_state, KVM_SET_CLOCK, &data) < 0 ||
+            !guest_time_read_clock(&data)) {
+            error_setg(errp, "KVM does not tell kvmclock, host TSC and time of "
+                       "day at once");
+            return false;
+        }
     }
 
     gap_ns = guest_time_to_count(s, data.realtime);
@@ -373,10 +385,36 @@ static const char *guest_time_fall_back(GuestTimeState *s)
     return "TSC and kvmclock go on from where they were when the guest stopped";
 }
 
+static bool guest_time_read_now(GuestTimeNow *now)
+{
+    struct kvm_clock_data data;
+    uint64_t first, offset;
+    GuestTscScale scale;
+    uint32_t khz;
+    CPUState *cs;
+
+    if (!guest_time_find_scale(&khz, &scale, NULL) ||
+        !guest_time_offset(first_cpu, KVM_GET_DEVICE_ATTR, &first) ||
+        !guest_time_read_clock(&data)) {
+        return false;
+    }
+    CPU_FOREACH(cs) {
+        if (!guest_time_offset(cs, KVM_GET_DEVICE_ATTR, &offset) ||
+            offset != first) {
+            return false;
+        }
+    }
+    now->counter = guest_tsc_scaled(data.host_tsc, scale) + first;
+    now->hz = khz * 1000ULL;
+    now->time = guest_time_of_day(data.realtime);
+    return true;
+}
+
 static const GuestTimeOps guest_time_ops = {
     .take = guest_time_take,
     .restore = guest_time_restore,
     .fall_back = guest_time_fall_back,
+    .now = guest_time_read_now,
 };
 
 bool guest_time_stop(GuestTime *gt, RunState state, uint64_t *clock_ns)

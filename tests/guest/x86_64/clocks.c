@@ -10,8 +10,25 @@
 #define LVT_TSC_DEADLINE        0x40000
 #define VECTOR                  32
 #define GUEST_STOPPED           2
+#define VMCLOCK                 0xfeffb000
 
 struct pvclock pv_pages[MAX_CPUS];
+
+/* What QEMU writes; the layout is the guest's interface. */
+struct vmclock {
+    uint32_t magic, size;
+    uint16_t version;
+    uint8_t counter_id, time_type;
+    uint32_t seq_count;
+    uint64_t disruption_marker, flags;
+    uint8_t pad[2], clock_status, leap_second_smearing_hint;
+    uint16_t tai_offset_sec;
+    uint8_t leap_indicator, counter_period_shift;
+    uint64_t counter_value, counter_period_frac_sec;
+    uint64_t counter_period_esterror_rate, counter_period_maxerror_rate;
+    uint64_t time_sec, time_frac_sec;
+    uint64_t time_esterror_nanosec, time_maxerror_nanosec;
+};
 
 /* Of processor 0's timer, for processor 0 alone */
 static uint64_t deadline, tsc_khz;
@@ -64,8 +81,49 @@ void start_timers(uint32_t cpu, uint64_t khz)
     wrmsr(MSR_TSC_DEADLINE, deadline);
 }
 
+/* What time it is by the device, when the TSC is @tsc: as its interface says. */
+static uint64_t vmclock_ns(const struct vmclock *clk, uint64_t tsc)
+{
+    unsigned __int128 passed = (unsigned __int128)(tsc - clk->counter_value)
+        * clk->counter_period_frac_sec >> clk->counter_period_shift;
+
+    passed += clk->time_frac_sec;
+    return (clk->time_sec + (uint64_t)(passed >> 64)) * 1000000000
+        + (uint64_t)((unsigned __int128)(uint64_t)passed * 1000000000 >> 64);
+}
+
+static void report_vmclock(void)
+{
+    static uint64_t reported;
+    volatile struct vmclock *page = (void *)(uintptr_t)VMCLOCK;
+    struct vmclock clk;
+    uint64_t tsc;
+
+    if (ticks() - reported < 1000000000) {
+        return;
+    }
+    do {
+        clk = *(struct vmclock *)page;
+        asm volatile("" : : : "memory");
+        tsc = ticks();
+        asm volatile("" : : : "memory");
+    } while (clk.seq_count & 1 || clk.seq_count != page->seq_count);
+    print("{\"event\": \"vmclock\", \"tsc\": %u, \"ns\": %u, \"magic\": %u, "
+          "\"counter_id\": %u, \"time_type\": %u, \"status\": %u, "
+          "\"flags\": %u, \"tai\": %u, \"maxerror\": %u, \"marker\": %u}\n",
+          tsc, vmclock_ns(&clk, tsc), (uint64_t)clk.magic,
+          (uint64_t)clk.counter_id, (uint64_t)clk.time_type,
+          (uint64_t)clk.clock_status, clk.flags,
+          (uint64_t)clk.tai_offset_sec, clk.time_maxerror_nanosec,
+          clk.disruption_marker);
+    reported = ticks();
+}
+
 void report_timers(uint32_t cpu)
 {
+    if (!cpu && par.vmclock) {
+        report_vmclock();
+    }
     if (!cpu && deadline && !rdmsr(MSR_TSC_DEADLINE)) {
         print("{\"event\": \"deadline\", \"deadline\": %u, \"tsc\": %u, "
               "\"khz\": %u}\n", deadline, ticks(), tsc_khz);

@@ -1,0 +1,72 @@
+/*
+ * The vmclock device: the relation of the guest's counter to the time of day
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/bswap.h"
+#include "qemu/host-utils.h"
+#include "standard-headers/linux/vmclock-abi.h"
+#include "vmclock-time.h"
+
+#define NS_PER_S    1000000000
+
+/* @a / @b in units of 2^-64; @a must be less than @b */
+static uint64_t vmclock_fraction(uint64_t a, uint64_t b)
+{
+    uint64_t low = 0, high = a;
+
+    divu128(&low, &high, b);
+    return low;
+}
+
+/*
+ * The period of a counter of @hz is 2^-(64 + shift) s times the result, which
+ * has 63 significant bits; @rate is by how much the time of day is faster than
+ * @hz says, in 2^-16 ppm.
+ */
+static uint64_t vmclock_period(uint64_t hz, int64_t rate, uint8_t *shift)
+{
+    uint64_t period, low, high;
+
+    *shift = 62 - clz64(hz);
+    period = vmclock_fraction(1ULL << *shift, hz);
+    mulu64(&low, &high, period, ABS(rate));
+    divu128(&low, &high, 65536 * 1000000ULL);
+    return rate < 0 ? period - low : period + low;
+}
+
+void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now)
+{
+    uint64_t flags = 0;
+    uint8_t shift;
+
+    if (!now) {
+        clk->counter_id = VMCLOCK_COUNTER_INVALID;
+        clk->clock_status = VMCLOCK_STATUS_UNKNOWN;
+        clk->flags = 0;
+        return;
+    }
+    clk->counter_id = VMCLOCK_COUNTER_X86_TSC;
+    clk->time_type = VMCLOCK_TIME_UTC;
+    clk->counter_value = cpu_to_le64(now->counter);
+    clk->counter_period_frac_sec =
+        cpu_to_le64(vmclock_period(now->hz, now->time.rate, &shift));
+    clk->counter_period_shift = shift;
+    clk->time_sec = cpu_to_le64(now->time.realtime / NS_PER_S);
+    clk->time_frac_sec = cpu_to_le64(
+        vmclock_fraction(now->time.realtime % NS_PER_S, NS_PER_S));
+    clk->clock_status = now->time.synchronized ? VMCLOCK_STATUS_SYNCHRONIZED
+                                               : VMCLOCK_STATUS_FREERUNNING;
+    if (now->time.synchronized) {
+        flags |= VMCLOCK_FLAG_TIME_MAXERROR_VALID;
+        clk->time_maxerror_nanosec =
+            cpu_to_le64(now->time.max_error_us * 1000ULL);
+    }
+    if (now->time.tai_offset) {
+        flags |= VMCLOCK_FLAG_TAI_OFFSET_VALID;
+        clk->tai_offset_sec = cpu_to_le16(now->time.tai_offset);
+    }
+    clk->flags = cpu_to_le64(flags);
+}

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The clocks of a Linux guest under load that migrates again and again, with nothing configured but the policy."""
+import re
+import time
+
+import pytest
+
+from tests.lab.clocks import offsets, set_host_clock, signed
+from tests.lab.guest import PAYLOADS
+from tests.lab.lab import tsc_khz
+from tests.lab.linux_pair import LinuxPair
+from tests.lab.pair import MIB
+
+CPUS = 2
+HOPS = 20
+
+
+def clocks_by_log(side):
+    """The clock sources that the guest's kernel has switched to."""
+    return re.findall(r"clocksource: Switched to clocksource (\S+)", side.kernel_log())
+
+
+def hop(pair, postcopy):
+    for side in pair.sides:
+        side.cmd("migrate-set-parameters", max_bandwidth=64 * MIB)
+    pair.source.cmd("migrate", uri=pair.listen())
+    if postcopy:
+        pair.source.cmd("migrate-start-postcopy")
+    for side in pair.sides:
+        side.wait_status("completed")
+    pair.until_reports(3)
+    pair.check_threads()
+
+
+def wrong_s(lab, side):
+    """By how much the guest's time of day is behind the host's, at most by a report's way more."""
+    told = len(side.report().lines)
+    while len(side.report().lines) == told:
+        time.sleep(0.05)
+    now_ns = int(lab.run(f"{PAYLOADS[lab.arch]}/host-clock", check=True).output)
+    return now_ns / 1e9 - side.report().lines[-1]["real"] / 1e3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["stopped", "continuous"])
+def test_many_migrations(lab, policy):
+    """No clock goes back on any vCPU, no watchdog wakes, and the time of day is what the policy says."""
+    words = ("-global", f"migration.guest-time={policy}")
+    with LinuxPair(lab, cpus=CPUS, capabilities=("postcopy-preempt", "return-path"), writers=1, computers=1,
+                   clocks=CPUS, mem=16, destination_options=words) as pair:
+        pair.source.wait_ready()
+        set_host_clock(lab)
+        first, behind_s = offsets(pair.source), wrong_s(lab, pair.source)
+        sources = clocks_by_log(pair.source)
+        gaps_ns = 0
+        for n in range(HOPS):
+            hop(pair, postcopy=n % 2 == 1)
+            outcome = pair.destination.cmd("query-migrate")["guest-time"]
+            assert outcome["instant"] and "reason" not in outcome, outcome
+            assert outcome["counted"] == (outcome["gap"] if policy == "continuous" else 0)
+            gaps_ns += outcome["gap"] - outcome["counted"]
+            assert not clocks_by_log(pair.destination), "the guest has another clock source"
+            if n < HOPS - 1:
+                pair.next()
+                set_host_clock(lab)
+        assert sources and sources[-1] in ("tsc", "kvm-clock"), sources
+        added_us = [signed(now - then) * 1000 / tsc_khz()
+                    for now, then in zip(offsets(pair.destination), first, strict=True)]
+        assert max(added_us) == min(added_us)
+        now_behind_s = wrong_s(lab, pair.destination)
+        print(f"{HOPS} migrations: added to the TSC {added_us[0]:.1f} us; the time of day was {behind_s:.3f} s behind "
+              f"and is {now_behind_s:.3f} s; not counted: {gaps_ns / 1e9:.3f} s")
+        # The tests above bound a migration by 10 us; and less than 0.1 s passes at each start
+        if policy == "continuous":
+            assert abs(added_us[0]) <= 10 * HOPS
+        else:
+            assert -gaps_ns / 1000 - 10 * HOPS <= added_us[0] <= -gaps_ns / 1000 + 0.1e6 * HOPS
+        # A report comes every 0.25 s
+        assert abs(now_behind_s - behind_s - gaps_ns / 1e9) < 1
+        pair.check_memory()
