@@ -39,7 +39,7 @@
  */
 #define NEAR_PER_S  1000000
 #define TRY_NS      (2 * SCALE_MS)
-#define TRIES       3       /* at least */
+#define TRIES       10      /* at least */
 /* How long to wait for vCPU threads to leave their ioctls */
 #define BUSY_MS     1000
 

@@ -18,7 +18,7 @@ KERNEL = "build/guest/linux.kernel"
 INITRD = "build/guest/linux.initrd"
 # What must not be in the guest's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault|"
-                        r"blocked for more than|soft lockup|hard LOCKUP|rcu.*stall|segfault|"
+                        r"blocked for more than|Out of memory|oom-kill|soft lockup|hard LOCKUP|rcu.*stall|segfault|"
                         r"[Cc]locksource.*unstable")
 
 

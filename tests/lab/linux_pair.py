@@ -107,9 +107,9 @@ class LinuxPair(BasePair[LinuxSide]):
     def check_logs(self) -> None:
         for side in self.sides:
             report = side.report()
-            assert not report.bad and not (report.lines and report.lines[-1]["bad"]), report.bad
             complaints = [line for line in side.kernel_log().split("\n")
                           if linux_guest.COMPLAINTS.search(line)]
+            assert not report.bad and not (report.lines and report.lines[-1]["bad"]), (report.bad, complaints)
             assert not complaints, complaints
 
     def check_threads(self, seconds: float = 10) -> None:

@@ -33,7 +33,7 @@
 /* Tolerance of the kvmclock, and how long to try for it: the guest waits */
 #define NEAR_NS     500
 #define TRY_NS      (2 * SCALE_MS)
-#define TRIES       3       /* at least */
+#define TRIES       10      /* at least */
 
 /*
  * The VM is stopped, and this thread has the BQL.  So no vCPU thread is in an
