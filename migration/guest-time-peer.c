@@ -44,7 +44,9 @@ uint32_t guest_time_ping(MigrationState *ms)
         return PING_OLD;
     }
     ms->rp_state.guest_time_asked = get_clock();
-    qatomic_set(&ms->rp_state.guest_time_peer, GUEST_TIME_PEER_ASKED);
+    /* The return path may have ended already: then nobody will answer */
+    qatomic_cmpxchg(&ms->rp_state.guest_time_peer, GUEST_TIME_PEER_NOT_ASKED,
+                    GUEST_TIME_PEER_ASKED);
     return PING_ASK;
 }
 
@@ -62,6 +64,7 @@ uint32_t guest_time_pong(MigrationIncomingState *mis, uint32_t ping)
 
 static void guest_time_answer(MigrationState *ms, GuestTimePeer peer)
 {
+    /* From ASKED on, the return path's thread alone writes */
     if (qatomic_read(&ms->rp_state.guest_time_peer) == GUEST_TIME_PEER_ASKED) {
         ms->rp_state.guest_time_answered = get_clock();
         qatomic_store_release(&ms->rp_state.guest_time_peer, peer);
@@ -81,6 +84,8 @@ void guest_time_ponged(MigrationState *ms, uint32_t pong)
 void guest_time_no_pong(MigrationState *ms)
 {
     guest_time_answer(ms, GUEST_TIME_PEER_DOES_NOT);
+    qatomic_cmpxchg(&ms->rp_state.guest_time_peer, GUEST_TIME_PEER_NOT_ASKED,
+                    GUEST_TIME_PEER_DOES_NOT);
 }
 
 bool guest_time_answered(MigrationState *ms)

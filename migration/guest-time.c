@@ -111,9 +111,15 @@ bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
     Error *err = NULL;
 
     s->begun = get_clock();
+    if (s->valid && !ms->guest_time) {
+        /* Another migration has begun since it was loaded, and has failed */
+        guest_time_info_begin(true, NULL)->source =
+            guest_time_info_host(&s->then);
+    }
     if (s->valid) {
         done = ops->restore(s, &err);
     } else if (s->incoming && guest_time_may_take() &&
+               migrate_mode() != MIG_MODE_CPR_REBOOT &&
                runstate_is_live(global_state_get_runstate())) {
         error_setg(&err, "the source has not told when it stopped the guest");
         guest_time_info_begin(false, NULL);
@@ -129,8 +135,12 @@ bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
         trace_guest_time_fall_back(what);
         if (ms->guest_time) {
             ms->guest_time->instant = false;
+            ms->guest_time->counted = 0;
+            ms->guest_time->has_clock_error = false;
             guest_time_info_reason(ms->guest_time, what);
         }
+    } else if (done) {
+        ms->guest_time->instant = true;
     }
     if (ms->guest_time && (s->valid || s->incoming)) {
         ms->guest_time->has_policy = true;
@@ -153,16 +163,38 @@ bool guest_time_now(GuestTimeNow *now)
     return ops && ops->now && ops->now(now);
 }
 
+void guest_time_state_drop(GuestTimeState *s, const char *why)
+{
+    GuestTimeInfo *info = migrate_get_current()->guest_time;
+
+    if (s->valid && info) {
+        info->instant = false;
+        info->has_policy = true;
+        info->policy = migrate_guest_time();
+        guest_time_info_reason(info, why);
+        qapi_event_send_migration_guest_time(info);
+    }
+    guest_time_state_forget(s);
+}
+
 bool guest_time_state_needed(const GuestTimeState *s)
 {
-    /* One that was loaded may not be for whom the guest is sent to now */
-    return s->valid && (s->incoming ? !guest_time_untold() : s->told);
+    if (!s->valid || runstate_check(RUN_STATE_SAVE_VM)) {
+        return false;
+    }
+    /*
+     * One that was loaded may not be for whom the guest is sent to now, and is
+     * not of the host that cpr-transfer takes for the guest's.
+     */
+    return s->incoming ? migrate_mode() == MIG_MODE_NORMAL &&
+                         !guest_time_untold()
+                       : s->told;
 }
 
 void guest_time_state_post_load(GuestTimeState *s)
 {
     /* Not from a snapshot, whatever it holds */
-    s->valid = s->told = s->incoming;
+    s->valid = s->told = s->incoming && guest_time_may_take();
     s->here = migrate_mode() == MIG_MODE_CPR_TRANSFER;
     if (s->valid) {
         guest_time_info_begin(true, NULL)->source =
@@ -226,6 +258,9 @@ int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
     bool limited = guest_time_find_limits(s, get_clock(), &limits);
     const char *why;
 
+    if (info) {
+        info->destination = guest_time_info_host(&now);
+    }
     if (s->here) {
         /* Its clock cannot differ from itself */
         now.synchronized = then.synchronized = true;
@@ -244,7 +279,6 @@ int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
     trace_guest_time_gap(gap.ns, gap.error_ns, limited ? limits.least : 0,
                          limited ? limits.most : 0, why ?: "");
     if (info) {
-        info->destination = guest_time_info_host(&now);
         info->has_gap = true;
         info->gap = gap.ns;
         info->has_error = gap.error_ns != UINT64_MAX;

@@ -43,8 +43,9 @@ void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now)
     uint8_t shift;
 
     if (!now) {
+        /* A driver that has begun with another counter looks at the status */
         clk->counter_id = VMCLOCK_COUNTER_INVALID;
-        clk->clock_status = VMCLOCK_STATUS_UNKNOWN;
+        clk->clock_status = VMCLOCK_STATUS_UNRELIABLE;
         clk->flags = 0;
         return;
     }

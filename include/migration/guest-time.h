@@ -90,6 +90,9 @@ void guest_time_set_switch(bool on);
  */
 bool guest_time_now(GuestTimeNow *now);
 
+/* The VM is about to run, and its clocks are not to go by the instant: @why */
+void guest_time_state_drop(GuestTimeState *s, const char *why);
+
 /* Another state is about to be loaded, or the guest begins anew */
 void guest_time_state_forget(GuestTimeState *s);
 

@@ -259,6 +259,10 @@ static bool arm_guest_time_restore(GuestTimeState *s, Error **errp)
     int64_t gap_ns = guest_time_to_count(s, now.realtime);
     uint64_t shift = now.counter - guest_time_ticks(gap_ns, gt->hz);
 
+    /* What cannot be counted by the time of day has counted by itself */
+    if (!cpu->kvm_adjvtime && !gap_ns) {
+        return true;
+    }
     if (gt->one_offset) {
         arm_guest_time_set_one_offset(shift - gt->virtual);
     } else {
@@ -324,7 +328,7 @@ void kvm_arm_guest_time_start(ARMCPU *cpu)
     /* With kvm-no-adjvtime=on, nothing is to stand still: leave it as it is */
     if (!cpu->kvm_adjvtime &&
         migrate_guest_time() == GUEST_TIME_POLICY_STOPPED) {
-        guest_time_state_forget(s);
+        guest_time_state_drop(s, "kvm-no-adjvtime lets the counters run on");
     }
     if (!s->valid && cpu->kvm_vtime_dirty) {
         uint64_t virtual = cpu->kvm_vtime;

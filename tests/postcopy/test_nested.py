@@ -5,6 +5,8 @@ import pytest
 from tests.lab import guest
 from tests.lab.pair import Pair
 
+PAGES = (16 << 20) // 4096
+
 
 @pytest.mark.slow
 def test_mapped_at_once_after_a_nested_fault(lab):
@@ -21,6 +23,7 @@ def test_mapped_at_once_after_a_nested_fault(lab):
         first = next(i for i, text in enumerate(missed) if f"gpa {last:#x}," in text)
         print(f"{first} exits before the nested guest's; {taken} faults in KVM, {exits} exits")
         assert exits > 2000 and first < 100
-        assert taken < 1.5 * exits
+        # KVM takes one fault for a page, and one more if the exit did not let it be mapped.
+        assert taken - PAGES < exits / 10
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
         pair.finish()
