@@ -139,12 +139,13 @@ def test_outcome(lab):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("switch", [None, "on"])
-def test_no_return_path(lab, switch):
+@pytest.mark.parametrize("words", [(), ("-machine", "guest-time=on"), ("-global", "kvmclock.guest-time=on")],
+                         ids=["auto", "on", "older-name"])
+def test_no_return_path(lab, words):
     """The destination cannot be asked; it is told only by a source that is told to."""
-    with held(lab, policy="continuous", return_path=False, switch=switch) as pair:
+    with held(lab, policy="continuous", return_path=False, source_options=words) as pair:
         jump = pair.moved(GAP_S)
-        if switch:
+        if words:
             is_continuous(jump)
         else:
             both_stand_still(jump)
@@ -275,6 +276,29 @@ def test_vmclock(lab, policy, synchronized):
         assert after["flags"] == (TAI_VALID | MAXERROR_VALID if synchronized else TAI_VALID)
         assert (after["status"], after["tai"]) == (2 if synchronized else 3, 37)
         assert not synchronized or 100e3 <= after["maxerror"] < 100e6
+
+
+@pytest.mark.slow
+def test_vmclock_is_unreliable(lab):
+    """After a reset, when the TSC begins anew; and what a destination gets that leaves the page as it is."""
+    device = ("-device", "vmclock")
+    with held(lab, vmclock=1, cpus=2, destination=STOCK, source_options=device, destination_options=device) as pair:
+        status = {"first": pair.source.wait_event("vmclock")["status"]}
+        pair.source.cmd("set-action", reboot="reset")
+        pair.source.cmd("system_reset")
+        until(lambda: len(pair.source.report().all("ready")) == 2, "the guest boots anew")
+        status["reset"] = pair.source.report().all("vmclock")[-1]["status"]
+        pair.source.cmd("stop")
+        pair.source.cmd("cont")
+        def runs_again():
+            return (last := pair.source.report().all("vmclock")[-1]["status"]) != status["reset"] and last
+        status["cont"] = until(runs_again, "the page is written again")
+        pair.source.cmd("migrate", uri=pair.listen())
+        for side in pair.sides:
+            side.wait_status("completed")
+        pair.destination.cmd("cont")
+        status["stock"] = pair.destination.wait_event("vmclock")["status"]
+        assert status == {"first": 2, "reset": 4, "cont": 2, "stock": 4}
 
 
 @pytest.mark.slow
@@ -477,42 +501,50 @@ def test_reset_before_it_runs(lab):
         assert len(set(offsets(pair.destination))) == 1
 
 
+def moved_on(lab, pair, qemu, *words):
+    """What the guest reports from a third QEMU, to which one has sent it where it has not run."""
+    pair.source.wait_event("ready")
+    # KVM takes a TSC that is written by value, and near to what it has, for the same
+    lab.run(f"sleep {GAP_S}")
+    pair.source.cmd("migrate", uri=pair.listen())
+    for side in pair.sides:
+        side.wait_status("completed")
+    pair.source.end()
+    lab.run(f"sleep {GAP_S}")
+    pair.sides[0] = pair.source = third = Side(lab, "source", qemu, [*words, "-incoming", "defer"], pair.options)
+    third.connect()
+    third.cmd("migrate-incoming", uri="tcp:127.0.0.1:4200")
+    pair.destination.cmd("migrate", uri="tcp:127.0.0.1:4200")
+    third.wait_status("completed")
+    third.cmd("cont")
+    events = later_reports(third, 2)
+    for event in events:
+        assert event["back_tsc"] == event["back_clock"] == 0, event
+    return events
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
-def test_moved_on_before_it_runs(lab, on):
-    """The instant is passed on by a QEMU in which the guest has not run, unless to one that does not
-    know it."""
+def test_moved_on_before_it_runs(lab):
     with held(lab, cpus=2) as pair:
         pair.source.wait_event("ready")
-        # KVM takes a TSC that is written by value, and near to what it has, for the same
-        lab.run(f"sleep {GAP_S}")
         was = offsets(pair.source)
-        pair.source.cmd("migrate", uri=pair.listen())
-        for side in pair.sides:
-            side.wait_status("completed")
-        pair.source.end()
-        lab.run(f"sleep {GAP_S}")
-        words = [*("-global", "migration.guest-time=continuous") * on, "-incoming", "defer"]
-        pair.sides[0] = third = Side(lab, "source", FORK if on else STOCK, words, pair.options)
-        third.connect()
-        third.cmd("migrate-incoming", uri="tcp:127.0.0.1:4200")
-        pair.destination.cmd("migrate", uri="tcp:127.0.0.1:4200")
-        third.wait_status("completed")
-        third.cmd("cont")
-        events = later_reports(third, 2)
+        events = moved_on(lab, pair, FORK, "-global", "migration.guest-time=continuous")
+        for now, then in zip(offsets(pair.source), was, strict=True):
+            assert abs(now - then) * 1000 / tsc_khz() <= 10
         for event in events:
-            assert event["back_tsc"] == event["back_clock"] == 0, event
-        if on:
-            for now, then in zip(offsets(third), was, strict=True):
-                assert abs(now - then) * 1000 / tsc_khz() <= 10
-            for event in events:
-                assert event["step_tsc"] > GAP_S * tsc_khz() * 1000, event
-                assert event["step_clock"] > GAP_S * 1e9, event
-        else:
-            # By value, from the instant on
-            for event in events:
-                assert event["step_tsc"] < GAP_S * tsc_khz() * 1000, event
-                assert event["step_clock"] < GAP_S * 1e9, event
+            assert event["step_tsc"] > GAP_S * tsc_khz() * 1000, event
+            assert event["step_clock"] > GAP_S * 1e9, event
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source, third", [(FORK, STOCK), (STOCK, FORK)], ids=["to-stock", "from-stock"])
+def test_moved_on_by_value(lab, source, third):
+    """The instant is not passed on to a QEMU that does not know it, and there is none from one. The values
+    of the stop are, not those of a KVM in which the guest has not run."""
+    with held(lab, cpus=2, source=source) as pair:
+        for event in moved_on(lab, pair, third):
+            assert event["step_tsc"] < GAP_S * tsc_khz() * 1000, event
+            assert event["step_clock"] < GAP_S * 1e9, event
 
 
 # The fork and other QEMUs
