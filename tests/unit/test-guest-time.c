@@ -235,6 +235,12 @@ static void test_gap(void)
     check_gap(host(0, 0, UINT32_MAX), host(3 * S, 0, UINT32_MAX), NULL, false,
               3 * S, 2000ULL * UINT32_MAX, NULL);
 
+    /* Short blackouts between hosts that have not polled for long */
+    check_gap(host(0, 0, 600000), host(S / 20, 0, 600000), NULL, true, S / 20,
+              1200000000, NULL);
+    check_gap(host(0, 0, 600001), host(S / 20, 0, 600000), NULL, true, S / 20,
+              1200001000, SHORT);
+
     /* A leap second was inserted: UTC has run twice through one second */
     leap = host(S, 38, 0);
     check_gap(host(0, 37, 0), leap, NULL, true, 2 * S, 0, TAI);
