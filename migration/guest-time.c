@@ -65,6 +65,14 @@ static GuestTimeHost *guest_time_info_host(const GuestTimeOfDay *t)
     return host;
 }
 
+/* The guest is about to run: nothing is added any more */
+static void guest_time_info_end(GuestTimeInfo *info)
+{
+    info->has_policy = true;
+    info->policy = migrate_guest_time();
+    qapi_event_send_migration_guest_time(info);
+}
+
 void guest_time_fill_info(MigrationInfo *info)
 {
     MigrationState *ms = migrate_get_current();
@@ -143,9 +151,7 @@ bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
         ms->guest_time->instant = true;
     }
     if (ms->guest_time && (s->valid || s->incoming)) {
-        ms->guest_time->has_policy = true;
-        ms->guest_time->policy = migrate_guest_time();
-        qapi_event_send_migration_guest_time(ms->guest_time);
+        guest_time_info_end(ms->guest_time);
     }
     trace_guest_time_start(get_clock() - s->begun, done);
     guest_time_last.ops = ops;
@@ -169,10 +175,8 @@ void guest_time_state_drop(GuestTimeState *s, const char *why)
 
     if (s->valid && info) {
         info->instant = false;
-        info->has_policy = true;
-        info->policy = migrate_guest_time();
         guest_time_info_reason(info, why);
-        qapi_event_send_migration_guest_time(info);
+        guest_time_info_end(info);
     }
     guest_time_state_forget(s);
 }

@@ -225,7 +225,7 @@ static void test_gap(void)
     check_gap(then, none, NULL, true, 0, UINT64_MAX, HERE);
     check_gap(then, none, NULL, false, 0, UINT64_MAX, NULL);
 
-    /* Errors add up, and must be less than the blackout */
+    /* Errors add up; large ones must be less than the blackout */
     check_gap(host(0, 0, 1000000), host(3 * S, 0, 2000000), NULL, true, 3 * S,
               3 * S, NULL);
     check_gap(host(0, 0, 1000001), host(3 * S, 0, 2000000), NULL, true, 3 * S,

@@ -286,10 +286,19 @@ static bool guest_time_set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
     return true;
 }
 
+/* Sets the kvmclock, which lets KVM tell a common instant if the TSCs agree */
+static bool guest_time_begin_clock(uint64_t clock_ns,
+                                   struct kvm_clock_data *at)
+{
+    *at = (struct kvm_clock_data) { .clock = clock_ns };
+    return kvm_vm_ioctl(kvm_state, KVM_SET_CLOCK, at) == 0 &&
+           guest_time_read_clock(at);
+}
+
 static bool guest_time_restore(GuestTimeState *s, Error **errp)
 {
     GuestTime *gt = container_of(s, GuestTime, state);
-    struct kvm_clock_data data = { .clock = gt->clock_ns };
+    struct kvm_clock_data data;
     GuestTscScale scale;
     int64_t gap_ns;
     uint32_t khz;
@@ -301,20 +310,14 @@ static bool guest_time_restore(GuestTimeState *s, Error **errp)
         error_setg(errp, "the guest's TSC has another frequency here");
         return false;
     }
-    /*
-     * TSCs that agree, and a clock that is set, give a common instant.  Mostly
-     * they agree: KVM takes TSCs that were loaded close together for equal.
-     */
-    if (kvm_vm_ioctl(kvm_state, KVM_SET_CLOCK, &data) < 0 ||
-        !guest_time_read_clock(&data)) {
+    /* Mostly they do: KVM takes TSCs that were loaded close together for equal */
+    if (!guest_time_begin_clock(gt->clock_ns, &data)) {
         if (!guest_time_set_offsets(gt, 0,
                                     guest_tsc_scaled(cpu_get_host_ticks(),
                                                      scale), true, errp)) {
             return false;
         }
-        data = (struct kvm_clock_data) { .clock = gt->clock_ns };
-        if (kvm_vm_ioctl(kvm_state, KVM_SET_CLOCK, &data) < 0 ||
-            !guest_time_read_clock(&data)) {
+        if (!guest_time_begin_clock(gt->clock_ns, &data)) {
             error_setg(errp, "KVM does not tell kvmclock, host TSC and time of "
                        "day at once");
             return false;
