@@ -185,6 +185,10 @@ class Side:
         self.until(lambda: self.cmd("query-migrate").get("status") in wanted, " or ".join(wanted))
 
 
+def completed(side):
+    return side.cmd("query-migrate").get("status") == "completed"
+
+
 def migrate(source, destination, tape, directory, capabilities, way):
     for side in source, destination:
         side.cmd("migrate-set-capabilities",
@@ -199,14 +203,16 @@ def migrate(source, destination, tape, directory, capabilities, way):
     source.cmd("migrate", uri=f"unix:{directory}/first")
     if way != "precopy":
         source.cmd("migrate-start-postcopy")
-        source.wait_status("postcopy-active", "completed")
-        if source.cmd("query-migrate")["status"] == "completed":
+        for side in source, destination:
+            side.wait_status("postcopy-active", "completed")
+        if completed(destination):
             return False                # All was sent before
-        destination.wait_status("postcopy-active")
         # A thread that reads all memory; /dev/null would not
         destination.until(lambda: destination.cmd("query-status")["status"] != "inmigrate", "guest")
         destination.cmd("dump-guest-memory", paging=False, protocol=f"file:{directory}/dump", detach=True)
-        destination.until(lambda: tape.requests(), "page requests")
+        destination.until(lambda: tape.requests() or completed(destination), "page requests")
+        if not tape.requests():
+            return False
     if way == "recovery":
         tape.cut()
         for side in source, destination:
