@@ -46,7 +46,8 @@ mirror() {
 }
 
 # mmdebstrap for a release of Debian, which need not be this machine's, with the mirror, the proxies
-# and the passwords of this machine's apt: debian RELEASE TARGET OPTION...
+# and the passwords of this machine's apt: debian RELEASE TARGET OPTION...; with $backports set, apt
+# knows the release's backports, too.
 # In chrootless mode nothing of it is run, so that what mmdebstrap fears of it for root is not to fear.
 debian() {
     release=$1
@@ -60,6 +61,7 @@ debian() {
     # shellcheck disable=SC2016 # so does mmdebstrap
     mmdebstrap --aptopt="$TMP/apt.conf" --aptopt='APT::Sandbox::User "root"' \
         --setup-hook='cp -R /etc/apt/auth.conf.d "$1/etc/apt/"' "$@" \
-        "$release" "$target" "deb $from" "deb-src $from" </dev/null >&2 ||
+        "$release" "$target" "deb $from" "deb-src $from" \
+        ${backports:+"deb ${from% "$release" main} $release-backports main"} </dev/null >&2 ||
         die "mmdebstrap failed (see above): if apt did, check the network and the free space in ${TMP%/*}"
 }

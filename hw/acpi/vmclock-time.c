@@ -40,22 +40,31 @@ static uint64_t vmclock_period(uint64_t hz, int64_t rate, uint8_t *shift)
 void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now)
 {
     uint64_t flags = 0;
+    int32_t tai_offset;
     uint8_t shift;
 
-    if (!now) {
-        /* A driver that has begun with another counter looks at the status */
-        clk->counter_id = VMCLOCK_COUNTER_INVALID;
+    /* Both are constant from the first time that is known */
+    if (now && clk->counter_id == VMCLOCK_COUNTER_INVALID) {
+        clk->counter_id = VMCLOCK_COUNTER_X86_TSC;
+        clk->time_type = now->time.tai_offset ? VMCLOCK_TIME_TAI
+                                              : VMCLOCK_TIME_UTC;
+    }
+    if (!now || (clk->time_type == VMCLOCK_TIME_TAI && !now->time.tai_offset)) {
         clk->clock_status = VMCLOCK_STATUS_UNRELIABLE;
         clk->flags = 0;
         return;
     }
-    clk->counter_id = VMCLOCK_COUNTER_X86_TSC;
-    clk->time_type = VMCLOCK_TIME_UTC;
+    /*
+     * TAI - UTC is not told with UTC: Linux computes TAI from UTC as if it had
+     * the other sign, and refuses UTC without it.
+     */
+    tai_offset = clk->time_type == VMCLOCK_TIME_TAI ? now->time.tai_offset : 0;
     clk->counter_value = cpu_to_le64(now->counter);
     clk->counter_period_frac_sec =
         cpu_to_le64(vmclock_period(now->hz, now->time.rate, &shift));
     clk->counter_period_shift = shift;
-    clk->time_sec = cpu_to_le64(now->time.realtime / NS_PER_S);
+    clk->time_sec = cpu_to_le64(now->time.realtime / NS_PER_S +
+                                tai_offset);
     clk->time_frac_sec = cpu_to_le64(
         vmclock_fraction(now->time.realtime % NS_PER_S, NS_PER_S));
     clk->clock_status = now->time.synchronized ? VMCLOCK_STATUS_SYNCHRONIZED
@@ -65,9 +74,9 @@ void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now)
         clk->time_maxerror_nanosec =
             cpu_to_le64(now->time.max_error_us * 1000ULL);
     }
-    if (now->time.tai_offset) {
+    if (tai_offset) {
         flags |= VMCLOCK_FLAG_TAI_OFFSET_VALID;
-        clk->tai_offset_sec = cpu_to_le16(now->time.tai_offset);
+        clk->tai_offset_sec = cpu_to_le16(tai_offset);
     }
     clk->flags = cpu_to_le64(flags);
 }

@@ -24,11 +24,6 @@ def set_host_clock(lab: Place, max_error_us: int | None = 100, tai_offset_s: int
     lab.run(f"{PAYLOADS[lab.arch]}/host-clock {state} {tai_offset_s}", check=True)
 
 
-def switch_words(switch: str | None) -> tuple[str, ...]:
-    """The machine's guest-time, which is auto."""
-    return ("-machine", f"guest-time={switch}") if switch else ()
-
-
 def signed(value: int) -> int:
     """A difference modulo 2^64."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -118,24 +113,40 @@ def migrate(pair: Pair, gap_s: float, postcopy: bool, meanwhile: Callable[[], No
         pair.destination.cmd("cont")
 
 
-class ClockPair(Pair):
-    """A guest that reads its clocks. The hosts' clocks are synchronized, and both sides have the return
-    path, as with libvirt, unless return_path=False. switch: guest-time of the source's machine."""
+class TimePair(Pair):
+    """Both sides have the return path, as with libvirt, unless return_path=False, and the hosts' clocks are
+    synchronized to max_error_us. switch: guest-time of the source's machine; policy: the destination's."""
 
-    tsc_base = 0    # the TSC of the destination's host less that of the source's
-
-    def __init__(self, lab: Place, switch: str | None = None, policy: str | None = None, cpus: int = 4,
+    def __init__(self, lab: Place, switch: str | None = None, policy: str | None = None,
                  source_options: Sequence[str] = (), destination_options: Sequence[str] = (),
-                 return_path: bool = True, **options: Any) -> None:
-        source_options = (*switch_words(switch), *source_options)
+                 return_path: bool = True, max_error_us: int | None = 100, tai_offset_s: int = 0,
+                 **options: Any) -> None:
+        if switch:
+            source_options = ("-machine", f"guest-time={switch}", *source_options)
         if policy:
             destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
-        super().__init__(lab, cpus=cpus, payload=CLOCK, source_options=source_options,
-                         destination_options=destination_options, **options)
+        super().__init__(lab, source_options=source_options, destination_options=destination_options, **options)
         if return_path:
             self.capabilities = (*self.capabilities, "return-path")
         for host in {self.lab, self.destination_lab}:
-            set_host_clock(host)
+            set_host_clock(host, max_error_us, tai_offset_s)
+
+    def warnings(self) -> list[str]:
+        return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]
+
+    def outcome(self, side: Side | None = None) -> dict[str, Any]:
+        """What query-migrate says of guest time, on the destination."""
+        found: dict[str, Any] = (side or self.destination).cmd("query-migrate")["guest-time"]
+        return found
+
+
+class ClockPair(TimePair):
+    """A guest that reads its clocks."""
+
+    tsc_base = 0    # the TSC of the destination's host less that of the source's
+
+    def __init__(self, lab: Place, cpus: int = 4, **options: Any) -> None:
+        super().__init__(lab, cpus=cpus, payload=CLOCK, **options)
 
     def moved(self, gap_s: float = 0, postcopy: bool = False, meanwhile: Callable[[], None] = lambda: None) -> Jump:
         """Migrate; the guest does not run for gap_s if the destination was started with -S."""
@@ -187,11 +198,3 @@ class ClockPair(Pair):
         cycles = numbers(side, "kvm_guest_time_start")["host TSC"] \
             - numbers(self.source, "kvm_guest_time_stop")["host TSC"] + jump.tsc[0] - base
         return cycles * 1000 / jump.khz
-
-    def warnings(self) -> list[str]:
-        return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]
-
-    def outcome(self, side: Side | None = None) -> dict[str, Any]:
-        """What query-migrate says of guest time, on the destination."""
-        found: dict[str, Any] = (side or self.destination).cmd("query-migrate")["guest-time"]
-        return found

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.lab import guest
-from tests.lab.clocks import clocks, migrate, numbers, set_host_clock, signed, switch_words
+from tests.lab.clocks import TimePair, clocks, migrate, numbers, signed
 from tests.lab.guest import Event
 from tests.lab.lab import Place
-from tests.lab.pair import FORK, INJECT, Pair, Side
+from tests.lab.pair import FORK, INJECT, Side
 
 ONE_OFFSET = ("-global", "arm-cpu.kvm-counter-offset=on")
 NO_ADJVTIME = ("-global", "arm-cpu.kvm-no-adjvtime=on")
@@ -55,27 +55,20 @@ class Jump:
         return max(int(e[f"{way}_{name}"]) for e in self.after for way in ("back", "all_back") for name in COUNTERS)
 
 
-class CounterPair(Pair):
-    """A guest that reads its counters. The hosts' clocks are synchronized, and both sides have the
-    return path. switch: guest-time of the source; one_offset: the VM has kvm-counter-offset=on, on both
-    sides; options: words for each fork's command line."""
+class CounterPair(TimePair):
+    """A guest that reads its counters. one_offset: the VM has kvm-counter-offset=on, on both sides; both: words for
+    each fork's command line."""
 
-    def __init__(self, lab: Place, switch: str | None = None, policy: str | None = None, one_offset: bool = False,
-                 cpus: int = 2, source: str = FORK, destination: str = FORK, both: Sequence[str] = (),
-                 source_options: Sequence[str] = (), destination_options: Sequence[str] = (), **options: Any) -> None:
+    def __init__(self, lab: Place, one_offset: bool = False, cpus: int = 2, source: str = FORK, destination: str = FORK,
+                 both: Sequence[str] = (), source_options: Sequence[str] = (), destination_options: Sequence[str] = (),
+                 **options: Any) -> None:
         if one_offset:
             both = (*both, *ONE_OFFSET)
-        if policy:
-            destination_options = (*destination_options, "-global", f"migration.guest-time={policy}")
         super().__init__(lab, source=source, destination=destination, cpus=cpus,
                          payload=guest.payload("clock", "aarch64"),
-                         source_options=(*switch_words(switch), *(both if source in (FORK, INJECT) else ()),
-                                         *source_options),
+                         source_options=(*(both if source in (FORK, INJECT) else ()), *source_options),
                          destination_options=(*(both if destination in (FORK, INJECT) else ()), *destination_options),
                          **options)
-        self.capabilities = (*self.capabilities, "return-path")
-        for host in {self.lab, self.destination_lab}:
-            set_host_clock(host)
 
     def moved(self, gap_s: float = 0, postcopy: bool = False) -> Jump:
         """Migrate; the guest does not run for gap_s if the destination was started with -S."""
@@ -97,6 +90,3 @@ class CounterPair(Pair):
         stop = numbers(self.source, "kvm_arm_guest_time_stop")
         start = numbers(side or self.destination, "kvm_arm_guest_time_start")
         return [(start["host counter"] - stop["host counter"] + ticks) * 1000 / jump.khz for ticks in jump.added]
-
-    def warnings(self) -> list[str]:
-        return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]

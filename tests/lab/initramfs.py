@@ -65,7 +65,7 @@ def stripped(path: Path, arch: str) -> Path:
     return out
 
 
-def _libraries(path: Path, arch: str) -> dict[str, Path]:
+def libraries(path: Path, arch: str) -> dict[str, Path]:
     """Shared libraries of a program, with the loader: {path in the archive: file}; none if it is
     static."""
     if arch != "x86_64":
@@ -170,7 +170,7 @@ def _programs(arch: str) -> Iterator[tuple[str, Path]]:
 def _busybox(arch: str) -> tuple[Path, list[str]]:
     """The static program, and the names of its applets."""
     ours = Path("/bin/busybox")
-    if not ours.exists() or _libraries(ours, "x86_64"):
+    if not ours.exists() or libraries(ours, "x86_64"):
         raise BuildError("no static /bin/busybox: scripts/deps lab")
     applets = tool(ours, "--list").split()
     if arch != "x86_64":
@@ -212,7 +212,7 @@ def build(out: Path, extra: Iterable[str] = (), arch: str = "x86_64") -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name, path in files:
             elf = _is_elf(path)
-            for lib, file in _libraries(path, arch).items() if elf else ():
+            for lib, file in libraries(path, arch).items() if elf else ():
                 archive.file(lib, stripped(file, arch))
             archive.file(name, stripped(path, arch) if elf else path)
         archive.write(out)

@@ -2,11 +2,13 @@
 """The Linux guest: Debian's kernel for clouds, unchanged, with init.c as the only program.
 
     linux_guest.build()                     # build/guest/linux.kernel, build/guest/linux.initrd
+    linux_guest.build_newer()               # a newer kernel, with a driver and phc2sys: NEWER
     linux_guest.arguments(log, writers=1)   # QEMU's arguments, without accelerator and monitor
     linux_guest.Report(text).lines          # what init.c has told: a dictionary a line
 
 It knows nothing of migration and does not take part in it.
 """
+import lzma
 import re
 import subprocess
 from pathlib import Path
@@ -16,43 +18,85 @@ from tests.lab.paths import ROOT
 
 KERNEL = "build/guest/linux.kernel"
 INITRD = "build/guest/linux.initrd"
+# A newer kernel, of backports, with ptp_vmclock and phc2sys. For labs that are asked to have them.
+NEWER = ("build/guest/newer.kernel", "build/guest/newer.initrd")
 # What must not be in the guest's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault|"
                         r"blocked for more than|Out of memory|oom-kill|soft lockup|hard LOCKUP|rcu.*stall|segfault|"
                         r"[Cc]locksource.*unstable")
 
 
-def build() -> None:
-    """Both files, made anew where what they are made of is newer."""
-    deb = Path(initramfs.tool(ROOT / "scripts" / "fetch", "cloud").strip())
-    kernel = ROOT / KERNEL
-    stamp = kernel.with_suffix(".from")
-    kernel.parent.mkdir(parents=True, exist_ok=True)
-    if not stamp.exists() or stamp.read_text() != deb.name:
-        tar = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE, check=True)
-        image = subprocess.run(["tar", "-xO", "--wildcards", "./boot/vmlinuz-*"], input=tar.stdout,
-                               stdout=subprocess.PIPE, check=True)
-        kernel.write_bytes(image.stdout)
-        stamp.write_text(deb.name)
+def _unpack(deb: Path, pattern: str) -> bytes:
+    """The one file of a package whose path matches."""
+    tar = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE, check=True)
+    return subprocess.run(["tar", "-xO", "--wildcards", pattern], input=tar.stdout, stdout=subprocess.PIPE,
+                          check=True).stdout
+
+
+def _changed(file: Path, deb: Path) -> bool:
+    """Whether it was not made of that package; to be made then."""
+    stamp = file.with_suffix(".from")
+    if file.exists() and stamp.exists() and stamp.read_text() == deb.name:
+        return False
+    file.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text(deb.name)
+    return True
+
+
+def _fetch(what: str) -> Path:
+    return Path(initramfs.tool(ROOT / "scripts" / "fetch", what).strip())
+
+
+def _archive() -> initramfs.Archive:
     archive = initramfs.Archive()
     for d in ("dev", "proc", "sys"):
         archive.directory(d)
     archive.console()
     archive.file("init", initramfs.stripped(initramfs.programs()["linux-init"], "x86_64"))
-    archive.write(ROOT / INITRD)
+    return archive
+
+
+def build() -> None:
+    """Both files, made anew where what they are made of is newer."""
+    deb = _fetch("cloud")
+    if _changed(ROOT / KERNEL, deb):
+        (ROOT / KERNEL).write_bytes(_unpack(deb, "./boot/vmlinuz-*"))
+    _archive().write(ROOT / INITRD)
+
+
+def build_newer() -> tuple[str, ...]:
+    """The same for NEWER; the files that a lab's extra is to have."""
+    deb = _fetch("newer")
+    kernel, initrd = (ROOT / name for name in NEWER)
+    driver = kernel.with_suffix(".ptp.ko")
+    if _changed(kernel, deb):
+        modules = deb.with_name(deb.name.replace("linux-binary", "linux-modules"))
+        driver.write_bytes(lzma.decompress(_unpack(modules, "*/ptp_vmclock.ko.xz")))
+        kernel.write_bytes(_unpack(deb, "*/vmlinuz"))
+    program = Path("/usr/sbin/phc2sys")
+    if not program.exists():
+        raise initramfs.BuildError("no phc2sys: scripts/deps lab")
+    archive = _archive()
+    archive.file("ptp.ko", driver)
+    archive.file("phc2sys", program)
+    for path, file in initramfs.libraries(program, "x86_64").items():
+        archive.file(path, file)
+    archive.write(initrd)
+    return NEWER
 
 
 def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machine: str = "pc", append: str = "",
-              reboot: bool = False, **parameters: int | str) -> list[str]:
+              reboot: bool = False, newer: bool = False, **parameters: int | str) -> list[str]:
     """report, log: files for what init.c tells and for the kernel's log; reboot: a reset does not
-    end QEMU. Parameters: see init.c."""
+    end QEMU. newer: the kernel NEWER. Parameters: see init.c."""
     # On a busy host the TSC looks unstable while the guest boots
     words = ["console=ttyS0", "panic=-1", "tsc=reliable", append]
     words += [f"guest.{key}={value}" for key, value in parameters.items()]
+    kernel, initrd = NEWER if newer else (KERNEL, INITRD)
     return [
         *("-nodefaults", "-no-user-config", "-display", "none"), *("-no-reboot",) * (not reboot),
         *("-machine", machine, "-smp", str(cpus), "-m", str(memory_mb)),
-        *("-kernel", KERNEL, "-initrd", INITRD, "-append", " ".join(filter(None, words))),
+        *("-kernel", kernel, "-initrd", initrd, "-append", " ".join(filter(None, words))),
         *("-chardev", f"file,id=report,path={report}"),
         *("-device", "virtio-serial-pci", "-device", "virtconsole,chardev=report"),
         *("-chardev", f"file,id=log,path={log}", "-serial", "chardev:log"),
@@ -66,7 +110,7 @@ class Report:
         lines = text.split("\n")[:-1]       # the last one is not complete
         self.boots = lines.count("ready")
         self.bad = [line for line in lines if line.startswith("bad")]
-        self.lines = [{k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", line)}
+        self.lines = [{k: int(v) for k, v in re.findall(r"(\w+)=(-?\d+)", line)}
                       for line in lines if re.match(r"ms=\d+ .* bad=\d+$", line)]
 
 

@@ -11,7 +11,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/membarrier.h>
+#include <linux/ptp_clock.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -20,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
@@ -48,9 +51,11 @@ static struct parameter {
     { "offline", 0 },                   /* a thread takes the last processor off and on */
     { "clocks", 0 },                    /* threads that compare the readings of all, a processor each */
     { "huge", 0 },                      /* transparent huge pages in the guest, too */
+    { "ptp", 0 },                       /* phc2sys corrects the time of day by a PTP clock, whose
+                                           time is ahead by that many seconds: TAI - UTC */
 };
 
-enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, HUGE };
+enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, HUGE, PTP };
 
 #define P(what) (parameters[what].value)
 
@@ -301,6 +306,39 @@ static void *interrupter(void *opaque)
     return NULL;
 }
 
+/* The initial RAM disk has the kernel's driver of the clock and the program that heeds it. */
+
+static int ptp = -1;
+
+static void start_ptp(void)
+{
+    int module = open("/ptp.ko", O_RDONLY);
+    char offset[24];
+
+    if (syscall(SYS_finit_module, module, "", 0) || (ptp = open("/dev/ptp0", O_RDWR)) < 0) {
+        say("bad PTP clock: %s\n", strerror(errno));
+        return;
+    }
+    snprintf(offset, sizeof(offset), "-%lu", P(PTP));
+    if (!fork()) {
+        execl("/phc2sys", "phc2sys", "-s", "/dev/ptp0", "-c", "CLOCK_REALTIME", "-O", offset,
+              "-R", "4", "--step_threshold", "0.01", "-q", NULL);
+        _exit(1);
+    }
+}
+
+/* By how many ns the PTP clock, without TAI - UTC, is ahead of CLOCK_REALTIME. */
+static long ptp_ahead_ns(void)
+{
+    struct ptp_sys_offset_precise now;
+
+    if (ioctl(ptp, PTP_SYS_OFFSET_PRECISE, &now)) {
+        return LONG_MAX;
+    }
+    return (now.device.sec - (long)P(PTP) - now.sys_realtime.sec) * 1000000000 +
+           now.device.nsec - (long)now.sys_realtime.nsec;
+}
+
 static atomic_ulong offs;
 
 static void *offliner(void *opaque)
@@ -396,6 +434,9 @@ static void *reporter(void *opaque)
         n += counters(text + n, sizeof(text) - n, "forker", forks, P(FORKERS));
         n += counters(text + n, sizeof(text) - n, "copier", copies, P(COPIERS));
         n += counters(text + n, sizeof(text) - n, "clock", readings, P(CLOCKS));
+        if (ptp >= 0) {
+            n += snprintf(text + n, sizeof(text) - n, " ptp=%ld", ptp_ahead_ns());
+        }
         say("ms=%lu real=%lu%.*s sweeps=%lu offs=%lu answers=%lu answers_late=%lu answer_max=%lu late_max=%lu bad=%lu\n",
             now / 1000, now_us(CLOCK_REALTIME) / 1000, n, text, atomic_load(&sweeps), atomic_load(&offs),
             atomic_load(&answers), atomic_load(&answers_late), atomic_exchange(&answer_max, 0), atomic_exchange(&late_max, 0),
@@ -447,6 +488,9 @@ int main(void)
         fill(i);
     }
 
+    if (P(PTP)) {
+        start_ptp();
+    }
     start(reporter, 0, -1, 10);
     for (unsigned long i = 0; i < P(WRITERS); i++) {
         start(writer, i, P(OFFLINE) ? -1 : (int)i % cpus, 0);
