@@ -88,9 +88,8 @@ bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,
     Error *err = NULL;
 
     guest_time_state_forget(s);
-    /* Snapshots, paused VMs and cpr-reboot restore time as they always did */
-    if (!guest_time_may_take() || state != RUN_STATE_FINISH_MIGRATE ||
-        migrate_mode() == MIG_MODE_CPR_REBOOT) {
+    /* Snapshots and paused VMs restore time as they always did */
+    if (!guest_time_may_take() || state != RUN_STATE_FINISH_MIGRATE) {
         return false;
     }
     s->before = get_clock();
@@ -127,7 +126,6 @@ bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
     if (s->valid) {
         done = ops->restore(s, &err);
     } else if (s->incoming && guest_time_may_take() &&
-               migrate_mode() != MIG_MODE_CPR_REBOOT &&
                runstate_is_live(global_state_get_runstate())) {
         error_setg(&err, "the source has not told when it stopped the guest");
         guest_time_info_begin(false, NULL);
@@ -306,6 +304,21 @@ void guest_time_is_off(int64_t error_ns)
     if (info) {
         info->has_clock_error = true;
         info->clock_error = error_ns;
+    }
+}
+
+void guest_time_warn(const char *fmt, ...)
+{
+    GuestTimeInfo *info = migrate_get_current()->guest_time;
+    g_autofree char *what = NULL;
+    va_list ap;
+
+    va_start(ap, fmt);
+    what = g_strdup_vprintf(fmt, ap);
+    va_end(ap);
+    warn_report("guest-time: %s", what);
+    if (info) {
+        guest_time_info_reason(info, what);
     }
 }
 

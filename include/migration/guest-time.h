@@ -142,6 +142,12 @@ const char *guest_time_gap(const GuestTimeOfDay *then,
  */
 void guest_time_is_off(int64_t error_ns);
 
+/*
+ * restore() cannot set one of the guest's clocks: warns, and query-migrate has
+ * it as the reason.
+ */
+void guest_time_warn(const char *fmt, ...) G_GNUC_PRINTF(1, 2);
+
 /* Ticks of a counter of @hz in @ns, which may be negative, to the nearest */
 uint64_t guest_time_ticks(int64_t ns, uint64_t hz);
 

@@ -132,8 +132,8 @@ static void arm_guest_time_set_offset(ARMCPU *cpu, uint64_t reg,
         migration_inject_hold("guest-time-set");
         if ((physical && migration_inject_fail("guest-time-no-physical")) ||
             kvm_set_one_reg(CPU(cpu), reg, &guest)) {
-            warn_report("guest-time: KVM does not set the %s counter: it has "
-                        "run on", physical ? "physical" : "virtual");
+            guest_time_warn("KVM does not set the %s counter: it has run on",
+                            physical ? "physical" : "virtual");
             return;
         }
         is = GUEST_COUNTER_OFFSET_ANY;
@@ -185,8 +185,8 @@ static void arm_guest_time_set_one_offset(uint64_t offset)
     int ret = arm_guest_time_try_one_offset(offset);
 
     if (ret) {
-        warn_report("guest-time: KVM does not set the system counter's offset: "
-                    "%s: the counters have run on", strerror(-ret));
+        guest_time_warn("KVM does not set the system counter's offset: %s: the "
+                        "counters have run on", strerror(-ret));
     }
 }
 
