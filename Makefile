@@ -14,7 +14,7 @@ endif
 # What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
 FORK = qemu-system-$(ARCH) tests/qtest/migration-test tests/qtest/postcopy-fault-exits-test
 ifeq ($(ARCH),x86_64)
-FORK += $(UNIT)
+FORK += $(UNIT) contrib/vhost-user-blk/vhost-user-blk
 endif
 # Those of pure arithmetic are built without QEMU.
 UNIT = $(filter-out tests/unit/test-guest-time% tests/unit/test-postcopy-stream,$(patsubst %.c,%,$(wildcard tests/unit/*.c)))

@@ -156,7 +156,8 @@ def _programs(arch: str) -> Iterator[tuple[str, Path]]:
     """What of build/ goes in: (path below /lab, file)."""
     fork = f"build/{below('fork', arch)}"
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
-    names = [f"{fork}/qemu-img", f"{fork}/tests/unit/test-snapshot-holes",
+    names = [f"{fork}/qemu-img", f"{fork}/contrib/vhost-user-blk/vhost-user-blk",
+             f"{fork}/tests/unit/test-snapshot-holes",
              *(qemu(arch, name) for name in sorted({"fork", "stock", "inject", TESTED}))]
     names += [f"{fork}/tests/qtest/{name}" for name in sorted(ours | {"migration-test"})]
     for name in names:

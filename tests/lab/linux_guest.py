@@ -18,6 +18,8 @@ from tests.lab.paths import ROOT
 
 KERNEL = "build/guest/linux.kernel"
 INITRD = "build/guest/linux.initrd"
+# The disk's driver, for init.c to load
+MODULE = "build/guest/virtio_blk.ko"
 # A newer kernel, of backports, with ptp_vmclock and phc2sys. For labs that are asked to have them.
 NEWER = ("build/guest/newer.kernel", "build/guest/newer.initrd")
 # What must not be in the guest's log.
@@ -27,20 +29,22 @@ COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general pro
 
 
 def _unpack(deb: Path, pattern: str) -> bytes:
-    """The one file of a package whose path matches."""
+    """The one file of a package whose path matches; of a kernel's module, what is compressed."""
     tar = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE, check=True)
-    return subprocess.run(["tar", "-xO", "--wildcards", pattern], input=tar.stdout, stdout=subprocess.PIPE,
-                          check=True).stdout
+    content = subprocess.run(["tar", "-xO", "--wildcards", pattern], input=tar.stdout, stdout=subprocess.PIPE,
+                             check=True).stdout
+    return lzma.decompress(content) if pattern.endswith(".xz") else content
 
 
-def _changed(file: Path, deb: Path) -> bool:
-    """Whether it was not made of that package; to be made then."""
-    stamp = file.with_suffix(".from")
-    if file.exists() and stamp.exists() and stamp.read_text() == deb.name:
-        return False
-    file.parent.mkdir(parents=True, exist_ok=True)
-    stamp.write_text(deb.name)
-    return True
+def _unpacked(deb: Path, patterns: dict[str, str]) -> None:
+    """Files of a package, made anew where it is another one."""
+    for name, pattern in patterns.items():
+        file = ROOT / name
+        stamp = file.with_suffix(".from")
+        if not file.exists() or not stamp.exists() or stamp.read_text() != deb.name:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(_unpack(deb, pattern))
+            stamp.write_text(deb.name)
 
 
 def _fetch(what: str) -> Path:
@@ -57,31 +61,29 @@ def _archive() -> initramfs.Archive:
 
 
 def build() -> None:
-    """Both files, made anew where what they are made of is newer."""
-    deb = _fetch("cloud")
-    if _changed(ROOT / KERNEL, deb):
-        (ROOT / KERNEL).write_bytes(_unpack(deb, "./boot/vmlinuz-*"))
-    _archive().write(ROOT / INITRD)
+    """The files, made anew where what they are made of is newer."""
+    _unpacked(_fetch("cloud"), {KERNEL: "./boot/vmlinuz-*", MODULE: "*/virtio_blk.ko.xz"})
+    archive = _archive()
+    archive.file(Path(MODULE).name, ROOT / MODULE)
+    archive.write(ROOT / INITRD)
 
 
 def build_newer() -> tuple[str, ...]:
     """The same for NEWER; the files that a lab's extra is to have."""
+    kernel, initrd = NEWER
+    driver = "build/guest/ptp_vmclock.ko"
     deb = _fetch("newer")
-    kernel, initrd = (ROOT / name for name in NEWER)
-    driver = kernel.with_suffix(".ptp.ko")
-    if _changed(kernel, deb):
-        modules = deb.with_name(deb.name.replace("linux-binary", "linux-modules"))
-        driver.write_bytes(lzma.decompress(_unpack(modules, "*/ptp_vmclock.ko.xz")))
-        kernel.write_bytes(_unpack(deb, "*/vmlinuz"))
+    _unpacked(deb, {kernel: "*/vmlinuz"})
+    _unpacked(deb.with_name(deb.name.replace("linux-binary", "linux-modules")), {driver: "*/ptp_vmclock.ko.xz"})
     program = Path("/usr/sbin/phc2sys")
     if not program.exists():
         raise initramfs.BuildError("no phc2sys: scripts/deps lab")
     archive = _archive()
-    archive.file("ptp.ko", driver)
+    archive.file("ptp_vmclock.ko", ROOT / driver)
     archive.file("phc2sys", program)
     for path, file in initramfs.libraries(program, "x86_64").items():
         archive.file(path, file)
-    archive.write(initrd)
+    archive.write(ROOT / initrd)
     return NEWER
 
 

@@ -115,7 +115,8 @@ class LinuxPair(BasePair[LinuxSide]):
     def check_threads(self, seconds: float = 10) -> None:
         """Each thread goes on: its counter advances."""
         first = self.until_reports(1)[-1]
-        names = [k for k in first if k.rstrip("0123456789") in ("writer", "computer", "forker", "copier", "clock")]
+        names = [k for k in first if k.rstrip("0123456789") in
+                 ("writer", "computer", "forker", "copier", "clock", "disk")]
 
         def advanced() -> bool:
             last = self.destination.report().lines[-1]

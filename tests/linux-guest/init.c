@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * The only program of the Linux guest, as process 1. Threads write and check memory by a pattern,
- * threads compute, processes fork; a report of all counters goes to a virtio console at each
+ * threads compute, processes fork, a thread uses a disk; a report of all counters goes to a virtio console at each
  * interval, a line each:
  *
  *     ms=1234 real=... writer0=17 writer1=... computer0=... forks0=... sweeps=... bad=0
@@ -53,13 +53,16 @@ static struct parameter {
     { "huge", 0 },                      /* transparent huge pages in the guest, too */
     { "ptp", 0 },                       /* phc2sys corrects the time of day by a PTP clock, whose
                                            time is ahead by that many seconds: TAI - UTC */
+    { "disk", 0 },                      /* MiB of /dev/vda that a thread writes and reads, in twice
+                                           as much memory */
 };
 
-enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, HUGE, PTP };
+enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, HUGE, PTP, DISK };
 
 #define P(what) (parameters[what].value)
 
 static atomic_ulong writes[MAX_THREADS], computed[MAX_THREADS], copies[MAX_THREADS], readings[MAX_THREADS];
+static atomic_ulong transfers;
 /* Shared with other processes, as bad */
 static atomic_ulong *forks, *bad;
 static atomic_ulong sweeps;
@@ -134,17 +137,22 @@ static void fill(unsigned long page)
     }
 }
 
-static void check(unsigned long page)
+static void check_at(const char *data, const char *what, unsigned long page, uint32_t generation)
 {
-    uint64_t word = mix((uint64_t)page << 32 | generations[page]);
+    uint64_t word = mix((uint64_t)page << 32 | generation);
 
     for (unsigned i = 0; i < PAGE; i += STRIDE) {
-        uint64_t is = *(volatile uint64_t *)(memory + page * PAGE + i);
+        uint64_t is = *(volatile uint64_t *)(data + i);
 
         if (is != word + i) {
-            complain("memory", page * PAGE + i, is, word + i);
+            complain(what, page * PAGE + i, is, word + i);
         }
     }
+}
+
+static void check(unsigned long page)
+{
+    check_at(memory + page * PAGE, "memory", page, generations[page]);
 }
 
 static void *writer(void *opaque)
@@ -259,6 +267,63 @@ static void *copier(void *opaque)
     return NULL;
 }
 
+/*
+ * The device reads and writes pages that no processor has touched since the last time. Behind the
+ * writers' memory, a page for each block goes to the disk, and one behind those comes from there.
+ */
+static void *disk_user(void *opaque)
+{
+    unsigned long first = P(MEM) * (1 << 20) / PAGE, blocks = P(DISK) * (1 << 20) / PAGE;
+    /* What each block holds, and what came of it last */
+    uint32_t *stored = calloc(2 * blocks, sizeof(*stored)), *loaded = stored + blocks;
+    char *out = memory + first * PAGE, *in = out + blocks * PAGE, *again = in + blocks * PAGE;
+    int disk = open("/dev/vda", O_RDWR | O_DIRECT);
+
+    (void)opaque;
+    for (unsigned long i = 0; i < blocks; i++) {
+        if (pwrite(disk, out + i * PAGE, PAGE, i * PAGE) != PAGE ||
+            pread(disk, in + i * PAGE, PAGE, i * PAGE) != PAGE) {
+            complain("disk", i, errno, 0);
+            return NULL;
+        }
+    }
+    /* All blocks, but no two in a row that are neighbours */
+    for (unsigned long n = 0;; n += 1009) {
+        unsigned long o = n % blocks, i = (n + blocks / 2) % blocks, page = first + o;
+
+        if (pwrite(disk, out + o * PAGE, PAGE, o * PAGE) != PAGE ||
+            pread(disk, again, PAGE, o * PAGE) != PAGE) {
+            complain("disk", o, errno, 0);
+            return NULL;
+        }
+        stored[o] = generations[page];
+        check_at(again, "block", page, stored[o]);
+        generations[page]++;
+        fill(page);
+        if (i % 2) {
+            check_at(in + i * PAGE, "memory of a block", first + i, loaded[i]);
+        }
+        if (pread(disk, in + i * PAGE, PAGE, i * PAGE) != PAGE) {
+            complain("disk", i, errno, 0);
+            return NULL;
+        }
+        loaded[i] = stored[i];
+        check_at(in + i * PAGE, "block", first + i, loaded[i]);
+        atomic_fetch_add(&transfers, 1);
+    }
+}
+
+/* What Debian's kernel has as a module lies in the initial RAM disk. */
+static void load_driver(const char *path)
+{
+    int fd = open(path, O_RDONLY);
+
+    if (syscall(SYS_finit_module, fd, "", 0)) {
+        say("bad module %s: %d\n", path, errno);
+    }
+    close(fd);
+}
+
 /* No processor's clock is behind what another one has read before. */
 static void *clock_reader(void *opaque)
 {
@@ -306,17 +371,16 @@ static void *interrupter(void *opaque)
     return NULL;
 }
 
-/* The initial RAM disk has the kernel's driver of the clock and the program that heeds it. */
-
 static int ptp = -1;
 
 static void start_ptp(void)
 {
-    int module = open("/ptp.ko", O_RDONLY);
     char offset[24];
 
-    if (syscall(SYS_finit_module, module, "", 0) || (ptp = open("/dev/ptp0", O_RDWR)) < 0) {
-        say("bad PTP clock: %s\n", strerror(errno));
+    load_driver("/ptp_vmclock.ko");
+    ptp = open("/dev/ptp0", O_RDWR);
+    if (ptp < 0) {
+        say("bad PTP clock: %d\n", errno);
         return;
     }
     snprintf(offset, sizeof(offset), "-%lu", P(PTP));
@@ -434,6 +498,7 @@ static void *reporter(void *opaque)
         n += counters(text + n, sizeof(text) - n, "forker", forks, P(FORKERS));
         n += counters(text + n, sizeof(text) - n, "copier", copies, P(COPIERS));
         n += counters(text + n, sizeof(text) - n, "clock", readings, P(CLOCKS));
+        n += counters(text + n, sizeof(text) - n, "disk", &transfers, !!P(DISK));
         if (ptp >= 0) {
             n += snprintf(text + n, sizeof(text) - n, " ptp=%ld", ptp_ahead_ns());
         }
@@ -476,7 +541,7 @@ int main(void)
         }
     }
 
-    pages = P(MEM) * (1 << 20) / PAGE;
+    pages = (P(MEM) + 2 * P(DISK)) * (1 << 20) / PAGE + !!P(DISK);
     memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     generations = mmap(NULL, pages * sizeof(*generations), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -504,6 +569,10 @@ int main(void)
     }
     for (unsigned long i = 0; i < P(CLOCKS); i++) {
         start(clock_reader, i, i % cpus, 0);
+    }
+    if (P(DISK)) {
+        load_driver("/virtio_blk.ko");
+        start(disk_user, 0, -1, 0);
     }
     if (P(COPIERS)) {
         start(interrupter, 0, 0, 5);

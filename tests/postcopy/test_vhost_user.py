@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A vhost-user backend in post-copy: a process of its own that reads and writes the guest's memory.
+It hands its userfaultfd to QEMU, which serves its faults, and wakes it there."""
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.lab.linux_pair import LinuxPair
+from tests.lab.pair import until
+from tests.lab.paths import BUILD
+
+slow = pytest.mark.slow
+BACKEND = "build/fork/contrib/vhost-user-blk/vhost-user-blk"
+BLOCKS = 4 * 256
+LOAD: dict[str, Any] = {"mem": 16, "writers": 1, "computers": 1, "disk": 4, "interval": 100}
+MEMORY = {
+    "memfd": "memory-backend-memfd",
+    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+}
+PREEMPT: dict[str, Any] = {"capabilities": ("postcopy-preempt",)}
+ONE_CHANNEL: dict[str, Any] = {"capabilities": ()}
+FETCH: dict[str, Any] = {"fetch": 4}
+
+
+class DiskPair(LinuxPair):
+    """The guest's disk is a process on each side; both have the same file."""
+
+    def __init__(self, lab, memory="memfd", **options):
+        super().__init__(lab, backend=MEMORY[memory], **LOAD | options)
+        self.file = f"{lab.tmp}/disk"
+        self.backends = {}
+
+    def __enter__(self):
+        self.lab.run(f"rm -f {self.file} && truncate -s {LOAD['disk']}M {self.file}", check=True)
+        return super().__enter__()
+
+    def __exit__(self, kind, error, traceback):
+        super().__exit__(kind, error, traceback)
+        for job in self.backends.values():
+            job.kill()
+
+    def launch(self, lab, plan):
+        path = f"{lab.tmp}/{plan.name}.disk"
+        lab.run(f"rm -f {path}")
+        job = lab.job(f"echo $$; exec {BACKEND} --socket-path={path} --blk-file={self.file}")
+        self.backends[plan.name] = job
+        until(lambda: not job.running or not lab.run(f"test -S {path}").rc, "the backend listens")
+        assert job.running, job.output
+        disk = ["-chardev", f"socket,id=disk,path={path}", "-device", "vhost-user-blk-pci,chardev=disk"]
+        return super().launch(lab, replace(plan, arguments=[*plan.arguments, *disk]))
+
+    def keep_logs(self):
+        where = super().keep_logs()
+        for name, job in self.backends.items():
+            (BUILD / "lab" / "postcopy" / self.lab.name / f"{name}.disk").write_text(job.output)
+        return where
+
+    def start(self, uri=None, bandwidth=None):
+        """The guest uses its disk by then."""
+        self.source.wait_ready()
+        until(lambda: (lines := self.source.report().lines) and lines[-1]["disk0"], "the guest uses its disk")
+        super().start(uri, bandwidth)
+
+    def transfers(self):
+        lines = self.destination.report().lines
+        return lines[-1]["disk0"] if lines else 0
+
+    def backend(self, command):
+        """Run a command with the ID of the destination's backend as $pid."""
+        pid = int(self.backends["destination"].output.split("\n")[0])
+        return self.lab.run(f"pid={pid}; {command}").output
+
+    def backend_waits(self):
+        """It sleeps for a page."""
+        return "handle_userfault" in self.backend("cat /proc/$pid/task/*/wchan")
+
+    def until_backend_waits(self):
+        """Stop the source at a time at which the backend, not the guest, misses a page for the disk."""
+        for _ in range(40):
+            self.source.signal("STOP")
+            time.sleep(0.5)
+            if self.backend_waits():
+                return
+            self.source.signal("CONT")
+            time.sleep(0.3)
+        raise AssertionError("the backend never waits for a page")
+
+    def backend_faults(self):
+        """Of the destination, those that its own userfaultfd reported."""
+        return Counter(name for name, _ in self.destination.trace())["postcopy_request_shared_page"]
+
+    def until_backend_faults(self, n):
+        until(lambda: self.backend_faults() >= n, f"{n} faults of the backend")
+
+    def check_disk(self):
+        """Let the guest read and write all blocks once more, and memory that came by them."""
+        seen = self.transfers()
+        until(lambda: self.transfers() >= seen + BLOCKS, "the guest has used all of its disk", timeout=90)
+        self.check_threads()
+        self.check_logs()
+
+
+@pytest.mark.parametrize("exits, channels, memory", [
+    pytest.param("on", PREEMPT, "memfd", id="on-preempt"),
+    pytest.param("off", PREEMPT, "memfd", id="off-preempt"),
+    pytest.param("on", ONE_CHANNEL, "memfd", id="on-one-channel"),
+    pytest.param("off", ONE_CHANNEL, "memfd", id="off-one-channel"),
+    pytest.param("on", FETCH, "memfd", id="on-fetch"),
+    pytest.param("on", PREEMPT, "hugetlb", id="on-preempt-hugetlb"),
+])
+@slow
+def test_backend(lab, exits, channels, memory):
+    """Its faults are served while the guest's are, each by its own way."""
+    with DiskPair(lab, exits=exits, memory=memory, cpus=2, **channels) as pair:
+        pair.postcopy()
+        # The disk's memory is five huge pages, of which a processor misses some first.
+        pair.until_backend_faults(1 if memory == "hugetlb" else 50)
+        assert pair.destination.status() == "postcopy-active"
+        counts = pair.faults()
+        assert (counts["exits"] > 0) == (exits == "on"), counts
+        pair.fast()
+        pair.finish()
+        print(f"{pair.backend_faults()} faults of the backend, {pair.faults()}")
+        pair.check_disk()
+
+
+def test_recovery(lab):
+    """The connection breaks while the backend waits for a page, which recovery asks for again."""
+    with DiskPair(lab, exits="on", cpus=2) as pair:
+        pair.postcopy(pair.through_proxy(pair.listen()))
+        pair.until_backend_faults(50)
+        pair.until_backend_waits()
+        pair.cut()
+        pair.source.signal("CONT")
+        pair.wait_paused()
+        seen = pair.transfers()
+        assert pair.backend_waits()
+        pair.recover()
+        until(lambda: pair.transfers() > seen + 10, "the guest uses its disk")
+        pair.fast()
+        pair.finish()
+        assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
+        pair.check_disk()
+
+
+@slow
+def test_stop_and_go_on(lab):
+    """The device stops with the guest, and starts anew in the middle."""
+    with DiskPair(lab, exits="on", cpus=2) as pair:
+        pair.postcopy()
+        for n in range(1, 4):
+            pair.until_backend_faults(10 * n)
+            pair.destination.cmd("stop")
+            pair.destination.cmd("cont")
+        seen = pair.transfers()
+        until(lambda: pair.transfers() > seen + 10, "the guest uses its disk")
+        assert pair.destination.status() == "postcopy-active"
+        pair.fast()
+        pair.finish()
+        pair.check_disk()
+
+
+@slow
+def test_backend_dies(lab):
+    """It is killed while it waits for a page. The migration goes on, and so does the guest, without a disk."""
+    with DiskPair(lab, exits="on", cpus=2) as pair:
+        pair.postcopy()
+        pair.until_backend_faults(50)
+        pair.until_backend_waits()
+        seen = pair.transfers()
+        pair.backend("kill -KILL $pid")
+        pair.source.signal("CONT")
+        pair.destination.wait_says("ring restore failed")
+        faults = pair.backend_faults()
+        pair.until_reports(len(pair.destination.report().lines) + 10)
+        pair.fast()
+        pair.finish()
+        said = [line for line in pair.destination.job.output.splitlines() if "-trace" not in line]
+        print(said)
+        assert len(said) < 20
+        # Of a request, the answer may not have come yet.
+        assert pair.transfers() <= seen + 1 and pair.backend_faults() == faults
