@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Linux's own SDEI driver as a guest's, before, while and after the guest is moved.
+
+Needs an arm64 Image with CONFIG_ARM_SDEI_NMI (Linux 7.3) and CONFIG_MAGIC_SYSRQ, which no package has:
+SDEI_LINUX=PATH names it. Its service for NMIs lets one CPU signal the others by event 0.
+"""
+import os
+import re
+
+import pytest
+
+from tests.lab.lab import Lab
+from tests.lab.pair import BasePair, BaseSide, until
+
+IMAGE = os.environ.get("SDEI_LINUX", "")
+ON = ("-global", "arm-cpu.kvm-sdei=on")
+CPUS = 2
+INITRD = "/tmp/sdei.cpio"
+# Each CPU computes in user space; one of them asks both for backtraces, and CPU 1 goes and comes.
+INIT = b"""#!/bin/sh
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+echo 7 >/proc/sys/kernel/printk
+for i in 0 1; do
+    while :; do :; done &
+done
+while :; do
+    echo l >/proc/sysrq-trigger
+    sleep 1
+    echo 0 >/sys/devices/system/cpu/cpu1/online
+    echo 1 >/sys/devices/system/cpu/cpu1/online
+done
+"""
+COMPLAINTS = re.compile(r"sdei.*(fail|broken|disabling|conflict|unsafe|error)|WARNING:|BUG:|Oops", re.I)
+
+
+class LinuxSide(BaseSide):
+    def guest_arguments(self, options):
+        return ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "virt,gic-version=3",
+                "-smp", str(CPUS), "-m", "256", "-kernel", IMAGE, "-initrd", INITRD,
+                "-append", "console=ttyAMA0 panic=-1", "-serial", f"file:{self.console}"]
+
+    def log(self):
+        self.check()
+        log = self.lab.run(f"cat {self.console}").output
+        assert not COMPLAINTS.search(log), log
+        return log
+
+    def wait_ready(self):
+        self.wait_backtraces(1)
+
+    def wait_backtraces(self, number):
+        """Of each CPU, so many."""
+        until(lambda: all(self.log().count(f"NMI backtrace for cpu {cpu}") >= number for cpu in range(CPUS)),
+              f"{number} backtraces of each CPU on the {self.name}", timeout=120)
+
+
+class LinuxPair(BasePair[LinuxSide]):
+    side_type = LinuxSide
+
+    def check_memory(self):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("aarch64")
+@pytest.mark.skipif(not IMAGE, reason="SDEI_LINUX names no Image of Linux")
+@pytest.mark.parametrize("way", ["precopy", "postcopy"])
+def test_driver(way):
+    with Lab(name="sdei-linux", arch="aarch64", extra=[IMAGE]) as lab:
+        lab.run("mkdir -p /tmp/guest/bin /tmp/guest/proc /tmp/guest/sys", check=True)
+        lab.write_file("/tmp/guest/init", INIT, 0o755)
+        lab.run("cd /tmp/guest && cp /bin/busybox bin && "
+                "for a in sh mount echo sleep; do ln -s busybox bin/$a; done && "
+                f"find . | cpio -o -H newc >{INITRD}", check=True)
+        with LinuxPair(lab, capabilities=None if way == "precopy" else ("postcopy-preempt",), cpus=CPUS,
+                       source_options=ON, destination_options=ON) as both:
+            both.source.wait_backtraces(3)
+            log = both.source.log()
+            assert "sdei: SDEIv1.0 (0x0) detected in firmware." in log
+            assert "sdei_nmi: using SDEI cross-CPU NMI" in log
+            getattr(both, way)()
+            for side in both.sides:
+                side.wait_status("completed")
+            both.destination.wait_backtraces(5)

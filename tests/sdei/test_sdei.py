@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""SDEI, served by QEMU to an arm64 guest that checks it itself (tests/guest/aarch64/sdei.c)."""
+import shlex
+
+from tests.lab import guest
+from tests.lab.arches import on_aarch64
+from tests.lab.pair import FORK, INJECT, STOCK, Pair, Side, until
+from tests.lab.paths import qemu as path_of
+
+ON = ("-global", "arm-cpu.kvm-sdei=on")
+CPUS = 5
+WAYS = {"precopy": None, "postcopy": ("postcopy-preempt",)}
+
+
+def payload():
+    return {"payload": guest.payload("sdei", "aarch64"), "cpus": CPUS, "memory_mb": 32}
+
+
+class One:
+    """A QEMU whose guest has come to the end of its checks."""
+
+    def __init__(self, lab, qemu=FORK, words=ON):
+        self.side = Side(lab, "source", qemu, words, payload())
+
+    def __enter__(self):
+        self.side.connect()
+        return self.side
+
+    def __exit__(self, *error):
+        self.side.end()
+
+
+def pair(lab, way, **options):
+    both = Pair(lab, capabilities=WAYS[way], **payload(),
+                **{"source_options": ON, "destination_options": ON} | options)
+    both.capabilities = (*both.capabilities, "return-path")
+    return both
+
+
+def check(side, event):
+    """The guest has checked something, and all was as it must be."""
+    end = side.wait_event(event)
+    report = side.report()
+    assert end["checks"] > 0
+    assert end["failed"] == 0, report.all("failed") + report.all("order")
+    return end
+
+
+def is_refused(both, reason):
+    both.source.cmd("migrate", uri=both.listen())
+    until(lambda: both.source.status() == "failed", "the migration fails")
+    both.destination.wait_says(reason)
+    until(lambda: both.source.cmd("query-status")["running"], "the guest runs on the source")
+
+
+@on_aarch64("qemu", [FORK, INJECT], quick=[INJECT])
+def test_conformance(lab, qemu):
+    with One(lab, qemu) as side:
+        assert check(side, "ready")["test_events"] == (qemu == INJECT)
+
+
+@on_aarch64("way, qemu", [("precopy", INJECT), ("postcopy", INJECT), ("precopy", FORK), ("postcopy", FORK)],
+            quick=[("precopy", INJECT), ("postcopy", INJECT)])
+def test_migration(lab, way, qemu):
+    """With handlers that run, events that are pending, and masked and disabled ones."""
+    with pair(lab, way, source=qemu, destination=qemu) as both:
+        check(both.source, "ready")
+        if way == "postcopy":
+            both.postcopy()
+        else:
+            both.precopy()
+        for side in both.sides:
+            side.wait_status("completed")
+        check(both.destination, "moved")
+        assert not both.source.report().all("moved")
+
+
+@on_aarch64("qemu", [FORK, INJECT], quick=[FORK])
+def test_stops(lab, qemu):
+    """While one vCPU signals another one without end: what was on its way comes when the VM runs."""
+    with pair(lab, "precopy", source=qemu, destination=qemu) as both:
+        check(both.source, "ready")
+        for _ in range(30):
+            both.source.cmd("stop")
+            both.source.cmd("cont")
+        both.precopy()
+        moved = check(both.destination, "moved")
+        assert moved["signals"] > 30
+        assert moved["injected"] == 0
+
+
+@on_aarch64(quick=True)
+def test_event_of_qemu(lab):
+    """One that QEMU itself raises, on both sides."""
+    with pair(lab, "precopy", source=INJECT, destination=INJECT) as both:
+        check(both.source, "ready")
+        for side in both.sides:
+            side.inject.arm("sdei-inject")
+        both.source.cmd("stop")
+        both.source.cmd("cont")
+        both.precopy()
+        assert check(both.destination, "moved")["injected"] == 2
+        assert all(side.inject.passed("sdei-inject") for side in both.sides)
+
+
+@on_aarch64(quick=True)
+def test_refused(lab):
+    """By a QEMU without the property. The guest goes on with all its events, and moves to another QEMU."""
+    with pair(lab, "precopy", source=INJECT, destination=INJECT, destination_options=()) as both:
+        check(both.source, "ready")
+        is_refused(both, "CPU property kvm-sdei is on on the source: start the destination with the same")
+        both.destination.end()
+        both.destination = both.sides[1] = Side(lab, "destination", INJECT, [*ON, "-incoming", "defer"], both.options)
+        both.destination.connect()
+        both.source.cmd("migrate", uri=both.listen())
+        both.source.wait_status("completed")
+        check(both.destination, "moved")
+
+
+@on_aarch64()
+def test_other_events(lab):
+    """A QEMU that has not the events of the source does not take the guest."""
+    with pair(lab, "precopy", source=INJECT) as both:
+        check(both.source, "ready")
+        is_refused(both, "kvm-sdei: the source has other events than this QEMU: number 1 is 0x40400100 "
+                         "there and 0xffffffff here")
+
+
+@on_aarch64("qemu", [INJECT, FORK], quick=[INJECT])
+def test_reset(lab, qemu):
+    """While handlers run and events are pending: after it the guest finds nothing of that."""
+    with One(lab, qemu) as side:
+        check(side, "ready")
+        side.cmd("set-action", reboot="reset")
+        side.cmd("system_reset")
+        until(lambda: len(side.report().all("ready")) == 2, "the guest after its reset")
+        assert not side.report().all("failed")
+
+
+@on_aarch64("qemu", [FORK, STOCK], quick=[FORK])
+def test_off_by_default(lab, qemu):
+    with One(lab, qemu, ()) as side:
+        side.wait_event("none")
+
+
+def run(lab, words, inject=""):
+    """QEMU to its end, without a guest."""
+    directory = f"{lab.tmp}/sdei.inject"
+    lab.run(f"rm -rf {directory}; mkdir {directory}; {f'touch {directory}/{inject}' if inject else ':'}", check=True)
+    argv = [path_of(lab.arch, INJECT), *lab.qemu_words, "-nodefaults", "-display", "none", *words]
+    return lab.run(f"QEMU_INJECT={directory} " + shlex.join(argv))
+
+
+@on_aarch64(quick=True)
+def test_kvm_without_a_filter(lab):
+    ended = run(lab, ["-machine", "virt", *ON], "sdei-no-filter")
+    assert ended.rc == 1
+    assert ("kvm-sdei=on: this host's KVM does not know KVM_ARM_VM_SMCCC_FILTER, which Linux has since 6.4"
+            in ended.output)
+
+
+@on_aarch64(quick=True)
+def test_device_tree(lab):
+    for words in (ON, ()):
+        tree = f"{lab.tmp}/sdei.dtb"
+        ended = run(lab, ["-machine", f"virt,dumpdtb={tree}", *words])
+        assert ended.rc == 0, ended.output
+        found = lab.read_file(tree)
+        assert (b"arm,sdei-1.0\0" in found) == (words == ON)
+        assert (b"firmware\0" in found) == (words == ON)

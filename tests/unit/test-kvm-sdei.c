@@ -1,0 +1,493 @@
+/*
+ * SDEI: what calls return, and when which event interrupts what
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "target/arm/kvm-sdei-state.h"
+
+#define NORMAL      0           /* private */
+#define CRITICAL    0x40400100  /* private */
+#define SHARED      0x40400101  /* normal */
+#define URGENT      0x40400102  /* shared, critical */
+#define UNKNOWN     0x40400103
+
+#define PES         3
+#define ENTRY       0x8000
+#define ARGUMENT    0xa5
+#define PSTATE      0x3c5       /* EL1h, all masked */
+#define KEPT        (1 << 22)
+#define BUSY        0x80000004  /* what is interrupted: EL1t, flag N */
+
+typedef struct VM {
+    Sdei sdei;
+    SdeiPE pe[PES];
+    SdeiRegs regs[PES];
+} VM;
+
+static uint64_t affinity(int pe)
+{
+    return 0x100000000 | pe;
+}
+
+static void set_up(VM *vm)
+{
+    static const SdeiEvent events[] = {
+        { .number = NORMAL, .signalable = true },
+        { .number = SHARED, .shared = true, .signalable = true },
+        { .number = CRITICAL, .critical = true, .signalable = true },
+        { .number = URGENT, .shared = true, .critical = true },
+    };
+
+    *vm = (VM) { 0 };
+    for (int i = 0; i < ARRAY_SIZE(events); i++) {
+        sdei_add_event(&vm->sdei, &events[i]);
+    }
+    for (int i = 0; i < PES; i++) {
+        vm->pe[i].affinity = affinity(i);
+        sdei_reset_pe(&vm->pe[i]);
+        sdei_add_pe(&vm->sdei, &vm->pe[i]);
+        vm->regs[i] = (SdeiRegs) {
+            .pc = 0x1000 * (i + 1),
+            .pstate = BUSY | KEPT,
+            .pstate_kept = KEPT,
+            .pstate_set = PSTATE,
+        };
+        for (int n = 0; n < SDEI_GPRS; n++) {
+            vm->regs[i].x[n] = 0x100 * i + n;
+        }
+    }
+}
+
+static void tear_down(VM *vm)
+{
+    g_ptr_array_free(vm->sdei.pes, true);
+}
+
+/* Without the delivery that follows it in QEMU */
+static int64_t call5(VM *vm, int pe, SdeiFunction function, uint64_t a,
+                     uint64_t b, uint64_t c, uint64_t d, uint64_t e)
+{
+    SdeiRegs regs = vm->regs[pe];
+
+    regs.x[1] = a;
+    regs.x[2] = b;
+    regs.x[3] = c;
+    regs.x[4] = d;
+    regs.x[5] = e;
+    sdei_call(&vm->sdei, &vm->pe[pe], function, &regs);
+    return regs.x[0];
+}
+
+#define call(vm, pe, function, a, b, c) \
+    call5(vm, pe, function, a, b, c, 0, 0)
+
+static int64_t register_at(VM *vm, int pe, uint32_t event)
+{
+    return call5(vm, pe, SDEI_EVENT_REGISTER, event, ENTRY + 4ULL * event,
+                 ARGUMENT + event, 0, 0);
+}
+
+static void ready(VM *vm, int pe, uint32_t event)
+{
+    g_assert_cmpint(register_at(vm, pe, event), ==, SDEI_SUCCESS);
+    g_assert_cmpint(call(vm, pe, SDEI_EVENT_ENABLE, event, 0, 0), ==,
+                    SDEI_SUCCESS);
+}
+
+static void comes(VM *vm, int pe, uint32_t event)
+{
+    g_assert_true(sdei_make_pending(&vm->sdei, &vm->pe[pe],
+                                    sdei_find(&vm->sdei, event)));
+}
+
+/* The number of what @pe takes, or -1 */
+static int64_t takes(VM *vm, int pe)
+{
+    SdeiRegs was = vm->regs[pe], *regs = &vm->regs[pe];
+    int event = sdei_deliver(&vm->sdei, &vm->pe[pe], regs);
+    uint32_t number;
+
+    if (event < 0) {
+        g_assert_cmpmem(&was, sizeof(was), regs, sizeof(*regs));
+        return -1;
+    }
+    number = vm->sdei.event[event].number;
+    g_assert_cmphex(regs->pc, ==, ENTRY + 4ULL * number);
+    g_assert_cmphex(regs->pstate, ==, PSTATE | (was.pstate & KEPT));
+    g_assert_cmphex(regs->x[0], ==, number);
+    g_assert_cmphex(regs->x[1], ==, ARGUMENT + number);
+    g_assert_cmphex(regs->x[2], ==, was.pc);
+    g_assert_cmphex(regs->x[3], ==, was.pstate);
+    g_assert_cmphex(regs->elr, ==, was.elr);
+    g_assert_cmphex(regs->spsr, ==, was.spsr);
+    return number;
+}
+
+static void complete(VM *vm, int pe)
+{
+    vm->regs[pe].x[1] = 0;
+    sdei_call(&vm->sdei, &vm->pe[pe], SDEI_EVENT_COMPLETE, &vm->regs[pe]);
+}
+
+static int64_t status(VM *vm, int pe, uint32_t event)
+{
+    return call(vm, pe, SDEI_EVENT_STATUS, event, 0, 0);
+}
+
+#define is(value, expected) g_assert_cmpint(value, ==, expected)
+
+static void test_errors(void)
+{
+    static const SdeiFunction of_an_event[] = {
+        SDEI_EVENT_REGISTER, SDEI_EVENT_ENABLE, SDEI_EVENT_DISABLE,
+        SDEI_EVENT_UNREGISTER, SDEI_EVENT_STATUS, SDEI_EVENT_GET_INFO,
+        SDEI_EVENT_ROUTING_SET, SDEI_EVENT_SIGNAL,
+    };
+    VM vm;
+
+    set_up(&vm);
+    is(call(&vm, 0, SDEI_VERSION, 0, 0, 0), 1LL << 48);
+    for (int i = 0; i < ARRAY_SIZE(of_an_event); i++) {
+        is(call(&vm, 0, of_an_event[i], UNKNOWN, ENTRY, 0),
+           SDEI_INVALID_PARAMETERS);
+    }
+    is(call(&vm, 0, SDEI_EVENT_ENABLE, 0, 0, 0), SDEI_DENIED);
+    is(call(&vm, 0, SDEI_EVENT_DISABLE, 0, 0, 0), SDEI_DENIED);
+    is(call(&vm, 0, SDEI_EVENT_UNREGISTER, 0, 0, 0), SDEI_DENIED);
+    is(call(&vm, 0, SDEI_EVENT_CONTEXT, 0, 0, 0), SDEI_DENIED);
+    is(call(&vm, 0, SDEI_EVENT_COMPLETE, 0, 0, 0), SDEI_DENIED);
+    is(call(&vm, 0, SDEI_EVENT_COMPLETE_AND_RESUME, 0, 0, 0), SDEI_DENIED);
+    is(status(&vm, 0, 0), 0);
+
+    is(call(&vm, 0, SDEI_EVENT_REGISTER, 0, 0, 0), SDEI_INVALID_PARAMETERS);
+    is(call(&vm, 0, SDEI_EVENT_REGISTER, 0, 2, 0), SDEI_INVALID_PARAMETERS);
+    is(call5(&vm, 0, SDEI_EVENT_REGISTER, 0, ENTRY, 0, 2, 0),
+       SDEI_INVALID_PARAMETERS);
+    is(call5(&vm, 0, SDEI_EVENT_REGISTER, SHARED, ENTRY, 0, 1, 7),
+       SDEI_INVALID_PARAMETERS);
+    is(register_at(&vm, 0, 0), SDEI_SUCCESS);
+    is(register_at(&vm, 0, 0), SDEI_DENIED);
+    is(status(&vm, 0, 0), SDEI_STATUS_REGISTERED);
+    is(status(&vm, 1, 0), 0);
+
+    is(call(&vm, 0, SDEI_INTERRUPT_BIND, 15, 0, 0), SDEI_INVALID_PARAMETERS);
+    is(call(&vm, 0, SDEI_INTERRUPT_BIND, 16, 0, 0), SDEI_OUT_OF_RESOURCE);
+    is(call(&vm, 0, SDEI_INTERRUPT_BIND, 1019, 0, 0), SDEI_OUT_OF_RESOURCE);
+    is(call(&vm, 0, SDEI_INTERRUPT_BIND, 1020, 0, 0), SDEI_INVALID_PARAMETERS);
+    is(call(&vm, 0, SDEI_INTERRUPT_RELEASE, 0, 0, 0), SDEI_INVALID_PARAMETERS);
+    is(call(&vm, 0, SDEI_FEATURES, SDEI_FEATURE_BIND_SLOTS, 0, 0), 0);
+    is(call(&vm, 0, SDEI_FEATURES, 1, 0, 0), SDEI_INVALID_PARAMETERS);
+    for (int function = SDEI_SHARED_RESET + 1; function < 0x10000; function++) {
+        is(call(&vm, 0, function, 0, 0, 0), SDEI_NOT_SUPPORTED);
+    }
+    tear_down(&vm);
+}
+
+static void test_info(void)
+{
+    static const uint32_t number[] = { NORMAL, CRITICAL, SHARED, URGENT };
+    VM vm;
+
+    set_up(&vm);
+    for (int i = 0; i < ARRAY_SIZE(number); i++) {
+        bool shared = number[i] == SHARED || number[i] == URGENT;
+
+#define info(what) call(&vm, 0, SDEI_EVENT_GET_INFO, number[i], what, 0)
+        is(info(SDEI_INFO_TYPE), shared);
+        is(info(SDEI_INFO_SIGNALED), number[i] == URGENT);
+        is(info(SDEI_INFO_PRIORITY),
+           number[i] == CRITICAL || number[i] == URGENT);
+        is(info(SDEI_INFO_ROUTING_MODE),
+           shared ? SDEI_DENIED : SDEI_INVALID_PARAMETERS);
+        is(info(SDEI_INFO_ROUTING_AFFINITY),
+           shared ? SDEI_DENIED : SDEI_INVALID_PARAMETERS);
+        is(info(5), SDEI_INVALID_PARAMETERS);
+        is(register_at(&vm, 0, number[i]), SDEI_SUCCESS);
+        is(info(SDEI_INFO_ROUTING_MODE),
+           shared ? 0 : SDEI_INVALID_PARAMETERS);
+        is(info(SDEI_INFO_ROUTING_AFFINITY), SDEI_INVALID_PARAMETERS);
+        is(call(&vm, 1, SDEI_EVENT_ROUTING_SET, number[i], 1, affinity(2)),
+           shared ? SDEI_SUCCESS : SDEI_INVALID_PARAMETERS);
+        is(info(SDEI_INFO_ROUTING_MODE),
+           shared ? 1 : SDEI_INVALID_PARAMETERS);
+        is(info(SDEI_INFO_ROUTING_AFFINITY),
+           shared ? affinity(2) : SDEI_INVALID_PARAMETERS);
+#undef info
+    }
+    tear_down(&vm);
+}
+
+static void test_mask(void)
+{
+    VM vm;
+
+    set_up(&vm);
+    is(call(&vm, 0, SDEI_PE_MASK, 0, 0, 0), 0);
+    ready(&vm, 0, 0);
+    comes(&vm, 0, 0);
+    is(takes(&vm, 0), -1);
+    is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
+    is(call(&vm, 0, SDEI_PE_MASK, 0, 0, 0), 1);
+    is(takes(&vm, 0), -1);
+    is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
+    is(call(&vm, 0, SDEI_EVENT_DISABLE, 0, 0, 0), SDEI_SUCCESS);
+    is(takes(&vm, 0), -1);
+    is(call(&vm, 0, SDEI_EVENT_ENABLE, 0, 0, 0), SDEI_SUCCESS);
+    is(call(&vm, 0, SDEI_EVENT_ENABLE, 0, 0, 0), SDEI_SUCCESS);
+    is(takes(&vm, 0), 0);
+    is(status(&vm, 0, 0), 7);
+    tear_down(&vm);
+}
+
+/* What is pending comes once, and again if it came while its handler ran */
+static void test_pending(void)
+{
+    SdeiRegs was;
+    VM vm;
+
+    set_up(&vm);
+    is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
+    is(sdei_make_pending(&vm.sdei, &vm.pe[0], 0), false);
+    ready(&vm, 0, 0);
+    is(takes(&vm, 0), -1);
+    was = vm.regs[0];
+    comes(&vm, 0, 0);
+    comes(&vm, 0, 0);
+    is(takes(&vm, 0), 0);
+    comes(&vm, 0, 0);
+    is(takes(&vm, 0), -1);
+    complete(&vm, 0);
+    g_assert_cmpmem(&was, sizeof(was), &vm.regs[0], sizeof(was));
+    is(takes(&vm, 0), 0);
+    complete(&vm, 0);
+    is(takes(&vm, 0), -1);
+    is(status(&vm, 0, 0), 3);
+
+    comes(&vm, 0, 0);
+    is(call(&vm, 0, SDEI_EVENT_UNREGISTER, 0, 0, 0), SDEI_SUCCESS);
+    ready(&vm, 0, 0);
+    is(takes(&vm, 0), -1);
+    tear_down(&vm);
+}
+
+static void test_priorities(void)
+{
+    SdeiRegs was, in_normal;
+    VM vm;
+
+    set_up(&vm);
+    is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
+    ready(&vm, 0, NORMAL);
+    ready(&vm, 0, CRITICAL);
+    ready(&vm, 0, SHARED);
+    ready(&vm, 0, URGENT);
+    was = vm.regs[0];
+
+    /* Critical ones first */
+    comes(&vm, 0, NORMAL);
+    comes(&vm, 0, CRITICAL);
+    is(takes(&vm, 0), CRITICAL);
+    is(takes(&vm, 0), -1);
+    comes(&vm, 0, URGENT);
+    is(takes(&vm, 0), -1);
+    complete(&vm, 0);
+    is(takes(&vm, 0), URGENT);
+    complete(&vm, 0);
+    is(takes(&vm, 0), NORMAL);
+
+    /* One within a normal one, and what each of both has interrupted */
+    comes(&vm, 0, SHARED);
+    is(takes(&vm, 0), -1);
+    in_normal = vm.regs[0];
+    for (int n = 0; n < SDEI_GPRS; n++) {
+        is(call(&vm, 0, SDEI_EVENT_CONTEXT, n, 0, 0), was.x[n]);
+    }
+    is(call(&vm, 0, SDEI_EVENT_CONTEXT, SDEI_GPRS, 0, 0),
+       SDEI_INVALID_PARAMETERS);
+    comes(&vm, 0, CRITICAL);
+    is(takes(&vm, 0), CRITICAL);
+    for (int n = 0; n < SDEI_GPRS; n++) {
+        is(call(&vm, 0, SDEI_EVENT_CONTEXT, n, 0, 0), in_normal.x[n]);
+    }
+    complete(&vm, 0);
+    g_assert_cmpmem(&in_normal, sizeof(was), &vm.regs[0], sizeof(was));
+    is(takes(&vm, 0), -1);
+    complete(&vm, 0);
+    g_assert_cmpmem(&was, sizeof(was), &vm.regs[0], sizeof(was));
+    is(takes(&vm, 0), SHARED);
+    tear_down(&vm);
+}
+
+static void test_resume(void)
+{
+    SdeiRegs was, *regs;
+    VM vm;
+
+    set_up(&vm);
+    regs = &vm.regs[0];
+    is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
+    ready(&vm, 0, 0);
+    comes(&vm, 0, 0);
+    was = *regs;
+    is(takes(&vm, 0), 0);
+    regs->x[1] = 0x7000;
+    sdei_call(&vm.sdei, &vm.pe[0], SDEI_EVENT_COMPLETE_AND_RESUME, regs);
+    g_assert_cmphex(regs->pc, ==, 0x7000);
+    g_assert_cmphex(regs->pstate, ==, PSTATE | KEPT);
+    g_assert_cmphex(regs->elr, ==, was.pc);
+    g_assert_cmphex(regs->spsr, ==, was.pstate);
+    g_assert_cmpmem(regs->x, sizeof(was.x), was.x, sizeof(was.x));
+    is(status(&vm, 0, 0), 3);
+    tear_down(&vm);
+}
+
+/* Whose handler runs is unregistered when it completes */
+static void test_unregister(void)
+{
+    static const uint32_t number[] = { NORMAL, SHARED };
+    VM vm;
+
+    for (int i = 0; i < ARRAY_SIZE(number); i++) {
+        bool shared = number[i] == SHARED;
+        uint32_t event = number[i];
+        int other = shared ? 1 : 0;
+        SdeiRegs was;
+
+        set_up(&vm);
+        is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
+        ready(&vm, 0, event);
+        comes(&vm, 0, event);
+        was = vm.regs[0];
+        is(takes(&vm, 0), event);
+        if (shared) {
+            is(call(&vm, 1, SDEI_EVENT_DISABLE, event, 0, 0), SDEI_SUCCESS);
+            is(call(&vm, 1, SDEI_EVENT_ROUTING_SET, event, 0, 0), SDEI_DENIED);
+        }
+        is(call(&vm, other, SDEI_EVENT_UNREGISTER, event, 0, 0), SDEI_PENDING);
+        is(call(&vm, other, SDEI_EVENT_UNREGISTER, event, 0, 0), SDEI_PENDING);
+        is(status(&vm, other, event), SDEI_STATUS_RUNNING);
+        is(register_at(&vm, other, event), SDEI_DENIED);
+        is(call(&vm, other, SDEI_EVENT_ENABLE, event, 0, 0), SDEI_DENIED);
+        is(call(&vm, other, SDEI_PRIVATE_RESET, 0, 0, 0),
+           shared ? SDEI_SUCCESS : SDEI_DENIED);
+        is(call(&vm, other, SDEI_SHARED_RESET, 0, 0, 0),
+           shared ? SDEI_DENIED : SDEI_SUCCESS);
+        complete(&vm, 0);
+        g_assert_cmpmem(&was, sizeof(was), &vm.regs[0], sizeof(was));
+        is(status(&vm, other, event), 0);
+        ready(&vm, other, event);
+        tear_down(&vm);
+    }
+}
+
+static void test_shared(void)
+{
+    VM vm;
+
+    set_up(&vm);
+    ready(&vm, 0, SHARED);
+    is(status(&vm, 2, SHARED), 3);
+    is(call(&vm, 1, SDEI_EVENT_ROUTING_SET, SHARED, 0, 0), SDEI_DENIED);
+    comes(&vm, 0, SHARED);
+    is(takes(&vm, 0), -1);
+
+    /* Any PE that is not masked, one at a time */
+    is(call(&vm, 1, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
+    is(call(&vm, 2, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
+    is(sdei_next(&vm.sdei, &vm.pe[2]), 1);
+    is(takes(&vm, 1), SHARED);
+    comes(&vm, 0, SHARED);
+    is(takes(&vm, 2), -1);
+    complete(&vm, 1);
+    is(takes(&vm, 2), SHARED);
+    complete(&vm, 2);
+
+    /* One alone */
+    is(call(&vm, 0, SDEI_EVENT_DISABLE, SHARED, 0, 0), SDEI_SUCCESS);
+    is(call(&vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 2, 0),
+       SDEI_INVALID_PARAMETERS);
+    is(call(&vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 1, 5),
+       SDEI_INVALID_PARAMETERS);
+    is(call(&vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 1, affinity(2)),
+       SDEI_SUCCESS);
+    is(call(&vm, 0, SDEI_EVENT_ENABLE, SHARED, 0, 0), SDEI_SUCCESS);
+    comes(&vm, 1, SHARED);
+    is(takes(&vm, 1), -1);
+    is(takes(&vm, 2), SHARED);
+    tear_down(&vm);
+}
+
+static void test_signal(void)
+{
+    VM vm;
+
+    set_up(&vm);
+    is(call(&vm, 0, SDEI_EVENT_SIGNAL, URGENT, affinity(1), 0),
+       SDEI_INVALID_PARAMETERS);
+    is(call(&vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(PES), 0),
+       SDEI_INVALID_PARAMETERS);
+    /* Nobody has registered it */
+    is(call(&vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(1), 0), SDEI_SUCCESS);
+    for (int i = 0; i < PES; i++) {
+        is(call(&vm, i, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
+        ready(&vm, i, 0);
+        is(takes(&vm, i), -1);
+    }
+    is(call(&vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(1), 0), SDEI_SUCCESS);
+    is(takes(&vm, 0), -1);
+    is(takes(&vm, 2), -1);
+    is(takes(&vm, 1), 0);
+    is(status(&vm, 0, 0), 3);
+    is(status(&vm, 1, 0), 7);
+    tear_down(&vm);
+}
+
+static void test_resets(void)
+{
+    VM vm;
+
+    set_up(&vm);
+    for (int i = 0; i < 2; i++) {
+        is(call(&vm, i, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
+        ready(&vm, i, NORMAL);
+    }
+    ready(&vm, 0, SHARED);
+    is(call(&vm, 0, SDEI_PRIVATE_RESET, 0, 0, 0), SDEI_SUCCESS);
+    is(status(&vm, 0, NORMAL), 0);
+    is(status(&vm, 1, NORMAL), 3);
+    is(status(&vm, 0, SHARED), 3);
+    is(call(&vm, 1, SDEI_SHARED_RESET, 0, 0, 0), SDEI_SUCCESS);
+    is(status(&vm, 0, SHARED), 0);
+    is(call(&vm, 0, SDEI_PE_MASK, 0, 0, 0), 1);
+
+    /* The machine's, while a handler runs */
+    ready(&vm, 0, SHARED);
+    comes(&vm, 1, NORMAL);
+    is(takes(&vm, 1), NORMAL);
+    sdei_reset_pe(&vm.pe[1]);
+    sdei_reset_shared(&vm.sdei);
+    is(status(&vm, 1, NORMAL), 0);
+    is(status(&vm, 1, SHARED), 0);
+    is(call(&vm, 1, SDEI_EVENT_COMPLETE, 0, 0, 0), SDEI_DENIED);
+    is(call(&vm, 1, SDEI_PE_MASK, 0, 0, 0), 0);
+    is(vm.pe[1].affinity, affinity(1));
+    tear_down(&vm);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/kvm-sdei/errors", test_errors);
+    g_test_add_func("/kvm-sdei/info", test_info);
+    g_test_add_func("/kvm-sdei/mask", test_mask);
+    g_test_add_func("/kvm-sdei/pending", test_pending);
+    g_test_add_func("/kvm-sdei/priorities", test_priorities);
+    g_test_add_func("/kvm-sdei/resume", test_resume);
+    g_test_add_func("/kvm-sdei/unregister", test_unregister);
+    g_test_add_func("/kvm-sdei/shared", test_shared);
+    g_test_add_func("/kvm-sdei/signal", test_signal);
+    g_test_add_func("/kvm-sdei/resets", test_resets);
+    return g_test_run();
+}
