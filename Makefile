@@ -11,6 +11,10 @@ else ifneq ($(ARCH),x86_64)
 $(error ARCH is $(ARCH): there are x86_64 and aarch64)
 endif
 
+# The lab's Linux: 6.12 or 7.3
+LINUX ?= 6.12
+export LINUX
+
 # What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
 FORK = qemu-system-$(ARCH) tests/qtest/migration-test tests/qtest/postcopy-fault-exits-test
 ifeq ($(ARCH),x86_64)
@@ -43,7 +47,7 @@ tests:           ## build what needs no QEMU: guests, the lab's programs, the ra
 guest: build tests ## build that, and the Linux guest
 	@$(if $(S),,build/venv/bin/python tests/lab/linux_guest.py)
 
-kernel:          ## build the lab's Linux, once for all clones
+kernel:          ## build the lab's Linux, once for all clones; LINUX=7.3: the newer one, as for demo, check, lab-shell
 	@scripts/deps lab kernel $(S:-%=%)
 	@tests/lab/kernel/build $(ARCH) >/dev/null
 

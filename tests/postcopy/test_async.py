@@ -45,14 +45,24 @@ def test_linux_takes_them(lab, cpus, backend, channels):
     capabilities = ("postcopy-preempt",) if channels == "preempt" else ()
     with LinuxPair(lab, exits="on", cpus=cpus, backend=BACKENDS[backend], capabilities=capabilities,
                    **LOAD) as pair:
-        pair.postcopy(bandwidth=8 * MIB)
-        until_announced(pair)
-        finish(pair)
-        counts = all_delivered(pair)
-        assert counts["forgotten"] == 0, counts
-        assert f"announced {counts['announced']}, " in pair.destination.hmp("info migrate")
-        # The guest's writes of MSRs go to KVM again.
-        assert "postcopy_async_drained" in dict(pair.destination.trace())
+        takes_them(pair)
+
+
+def takes_them(pair):
+    pair.postcopy(bandwidth=8 * MIB)
+    until_announced(pair)
+    finish(pair)
+    counts = all_delivered(pair)
+    assert counts["forgotten"] == 0, counts
+    assert f"announced {counts['announced']}, " in pair.destination.hmp("info migrate")
+    # The guest's writes of MSRs go to KVM again.
+    assert "postcopy_async_drained" in dict(pair.destination.trace())
+
+
+@slow
+def test_split_irqchip(lab):
+    with LinuxPair(lab, exits="on", cpus=2, machine="pc,kernel-irqchip=split", **LOAD) as pair:
+        takes_them(pair)
 
 
 @slow
@@ -184,6 +194,21 @@ def test_processors_go_off_and_on(lab):
         all_delivered(pair)
         lines = pair.destination.report().lines
         assert lines[-1]["offs"] > lines[0]["offs"]
+
+
+@slow
+def test_processor_is_unplugged(lab):
+    """Tasks wait for pages that they have missed on a processor that is gone when these come."""
+    second = ("-device", "max-x86_64-cpu,id=second,socket-id=0,core-id=1,thread-id=0")
+    with held(lab, cpus="1,maxcpus=2", source_options=second, destination_options=second) as pair:
+        hold(pair)
+        pair.destination.cmd("device_del", id="second")
+        pair.source.signal("CONT")
+        until(lambda: any(e["event"] == "DEVICE_DELETED" for e in pair.destination.qmp.get_events()),
+              "the guest ejects its second processor", timeout=90)
+        finish(pair)
+        all_delivered(pair)
+        assert len(pair.destination.cmd("query-cpus-fast")) == 1
 
 
 def answers(pair, seconds):
