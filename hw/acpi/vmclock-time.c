@@ -55,8 +55,9 @@ void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now)
         return;
     }
     /*
-     * TAI - UTC is not told with UTC: Linux computes TAI from UTC as if it had
-     * the other sign, and refuses UTC without it.
+     * TAI - UTC itself is not told: drivers of Linux compute TAI from UTC, or
+     * older ones UTC from TAI, as if it had the other sign.  Without it they
+     * take TAI as it is, or refuse the page.
      */
     tai_offset = clk->time_type == VMCLOCK_TIME_TAI ? now->time.tai_offset : 0;
     clk->counter_value = cpu_to_le64(now->counter);
@@ -73,10 +74,6 @@ void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now)
         flags |= VMCLOCK_FLAG_TIME_MAXERROR_VALID;
         clk->time_maxerror_nanosec =
             cpu_to_le64(now->time.max_error_us * 1000ULL);
-    }
-    if (tai_offset) {
-        flags |= VMCLOCK_FLAG_TAI_OFFSET_VALID;
-        clk->tai_offset_sec = cpu_to_le16(tai_offset);
     }
     clk->flags = cpu_to_le64(flags);
 }

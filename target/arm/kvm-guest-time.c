@@ -115,8 +115,11 @@ static bool arm_guest_time_read_offset(ARMCPU *cpu, uint64_t reg,
     return true;
 }
 
-/* Without kvm-counter-offset: by the value of the counter */
-static void arm_guest_time_set_offset(ARMCPU *cpu, uint64_t reg,
+/*
+ * Without kvm-counter-offset: by the value of the counter.  Returns false if KVM
+ * does not set it: it has run on.
+ */
+static bool arm_guest_time_set_offset(ARMCPU *cpu, uint64_t reg,
                                       uint64_t offset)
 {
     int64_t near = MAX(1, arm_guest_time_hz() / NEAR_PER_S), error = 0, lead = 0;
@@ -132,9 +135,7 @@ static void arm_guest_time_set_offset(ARMCPU *cpu, uint64_t reg,
         migration_inject_hold("guest-time-set");
         if ((physical && migration_inject_fail("guest-time-no-physical")) ||
             kvm_set_one_reg(CPU(cpu), reg, &guest)) {
-            guest_time_warn("KVM does not set the %s counter: it has run on",
-                            physical ? "physical" : "virtual");
-            return;
+            return false;
         }
         is = GUEST_COUNTER_OFFSET_ANY;
         guest_counter_narrow(&is, before, arm_guest_time_host(), guest);
@@ -156,6 +157,7 @@ static void arm_guest_time_set_offset(ARMCPU *cpu, uint64_t reg,
     }
     trace_kvm_arm_guest_time_offset(offset, guest_counter_offset(&is),
                                     is.width, tries);
+    return true;
 }
 
 /* All vCPUs are stopped.  Returns 0 or -errno. */
@@ -185,8 +187,8 @@ static void arm_guest_time_set_one_offset(uint64_t offset)
     int ret = arm_guest_time_try_one_offset(offset);
 
     if (ret) {
-        guest_time_warn("KVM does not set the system counter's offset: %s: the "
-                        "counters have run on", strerror(-ret));
+        warn_report("guest-time: KVM does not set the system counter's offset: "
+                    "%s: the counters have run on", strerror(-ret));
     }
 }
 
@@ -264,12 +266,23 @@ static bool arm_guest_time_restore(GuestTimeState *s, Error **errp)
         return true;
     }
     if (gt->one_offset) {
-        arm_guest_time_set_one_offset(shift - gt->virtual);
+        int ret = arm_guest_time_try_one_offset(shift - gt->virtual);
+
+        if (ret) {
+            guest_time_warn("KVM does not set the system counter's offset: %s: "
+                            "the counters have run on", strerror(-ret));
+        }
     } else {
-        arm_guest_time_set_offset(cpu, KVM_REG_ARM_TIMER_CNT,
-                                  shift - gt->virtual);
-        arm_guest_time_set_offset(cpu, KVM_REG_ARM_PTIMER_CNT,
-                                  shift - gt->physical);
+        if (!arm_guest_time_set_offset(cpu, KVM_REG_ARM_TIMER_CNT,
+                                       shift - gt->virtual)) {
+            guest_time_warn("KVM does not set the virtual counter: it has run "
+                            "on");
+        }
+        if (!arm_guest_time_set_offset(cpu, KVM_REG_ARM_PTIMER_CNT,
+                                       shift - gt->physical)) {
+            guest_time_warn("KVM does not set the physical counter: it has run "
+                            "on");
+        }
     }
     arm_guest_time_set_vtime(gt->virtual, false);
     trace_kvm_arm_guest_time_start(gap_ns, now.realtime, now.counter);
@@ -284,14 +297,13 @@ static const char *arm_guest_time_fall_back(GuestTimeState *s)
 {
     ARMCPU *cpu = container_of(s, ARMCPU, kvm_guest_time.state);
 
-    if (!cpu->kvm_counter_offset && cpu->kvm_adjvtime) {
-        if (!arm_guest_time_reg(cpu, KVM_REG_ARM_PTIMER_CNT)) {
-            return "the virtual counter goes on from where it was when the "
-                   "guest stopped, but the physical one has run on";
-        }
-        arm_guest_time_set_offset(cpu, KVM_REG_ARM_PTIMER_CNT,
-                                  arm_guest_time_host() -
-                                  cpu->kvm_guest_time.physical);
+    if (!cpu->kvm_counter_offset && cpu->kvm_adjvtime &&
+        (!arm_guest_time_reg(cpu, KVM_REG_ARM_PTIMER_CNT) ||
+         !arm_guest_time_set_offset(cpu, KVM_REG_ARM_PTIMER_CNT,
+                                    arm_guest_time_host() -
+                                    cpu->kvm_guest_time.physical))) {
+        return "the virtual counter goes on from where it was when the guest "
+               "stopped, but the physical one has run on";
     }
     return "the counters are as with guest-time=stopped";
 }

@@ -99,6 +99,7 @@ typedef struct SdeiContext {
 typedef struct SdeiPE {
     uint64_t affinity;      /* as in MPIDR_EL1, affinity fields alone */
     bool masked;
+    bool kicked;            /* its thread has been asked to take what it can */
     SdeiHandler own[SDEI_EVENTS];           /* of private events */
     SdeiContext context[SDEI_PRIORITIES];
 } SdeiPE;

@@ -135,12 +135,17 @@ static void kvm_arm_sdei_work(CPUState *cs, run_on_cpu_data data)
     ARMCPU *cpu = ARM_CPU(cs);
     SdeiRegs regs;
 
+    cpu->sdei->kicked = false;
+    /* When the VM goes on, this is asked for again */
+    if (!runstate_is_running() || sdei_next(&sdei.state, cpu->sdei) < 0) {
+        return;
+    }
     /*
-     * When the VM goes on, this is asked for again.  The registers of a vCPU
-     * that is off are left to whoever turns it on: what is pending stays so.
+     * KVM turns vCPUs off and on without QEMU.  One that is off begins anew,
+     * as after a reset.
      */
-    if (!runstate_is_running() || sdei_next(&sdei.state, cpu->sdei) < 0 ||
-        !kvm_arm_sdei_is_on(cs)) {
+    if (!kvm_arm_sdei_is_on(cs)) {
+        sdei_reset_pe(cpu->sdei);
         return;
     }
     kvm_arm_sdei_get_regs(cpu, &regs);
@@ -156,8 +161,10 @@ static void kvm_arm_sdei_kick(void)
     CPU_FOREACH(cs) {
         ARMCPU *cpu = ARM_CPU(cs);
 
-        if (cpu->sdei && sdei_next(&sdei.state, cpu->sdei) >= 0) {
+        if (cpu->sdei && !cpu->sdei->kicked &&
+            sdei_next(&sdei.state, cpu->sdei) >= 0) {
             trace_kvm_arm_sdei_kick(cs->cpu_index);
+            cpu->sdei->kicked = true;
             async_run_on_cpu(cs, kvm_arm_sdei_work, RUN_ON_CPU_NULL);
         }
     }
@@ -194,6 +201,8 @@ void kvm_arm_sdei_exit(ARMCPU *cpu, const struct kvm_run *run)
     SdeiRegs regs;
     uint64_t arg;
 
+    /* Some hundred ioctls, of this vCPU alone */
+    cpu_synchronize_state(CPU(cpu));
     bql_lock();
     kvm_arm_sdei_get_regs(cpu, &regs);
     arg = regs.x[1];
@@ -221,8 +230,10 @@ static int kvm_arm_sdei_set_filter(void)
         .addr = (uintptr_t)&filter,
     };
 
-    if (migration_inject_fail("sdei-no-filter")) {
-        return -ENOTTY;
+    /* The error of a kernel that does not know it depends on its version */
+    if (migration_inject_fail("sdei-no-filter") ||
+        kvm_vm_ioctl(kvm_state, KVM_HAS_DEVICE_ATTR, &attr)) {
+        return -ENOTSUP;
     }
     return kvm_vm_ioctl(kvm_state, KVM_SET_DEVICE_ATTR, &attr);
 }
@@ -243,8 +254,8 @@ static int kvm_arm_sdei_events_post_load(void *opaque, int version_id)
                           NO_EVENT;
 
         if (sdei.number[i] != number) {
-            error_report("kvm-sdei: the source has other events than this QEMU: "
-                         "number %d is 0x%" PRIx32 " there and 0x%" PRIx32
+            error_report("kvm-sdei: the source has other events than this "
+                         "QEMU: number %d is 0x%" PRIx32 " there and 0x%" PRIx32
                          " here", i, sdei.number[i], number);
             return -EINVAL;
         }
@@ -311,10 +322,10 @@ static int kvm_arm_sdei_init_vm(void)
     int ret = kvm_arm_sdei_set_filter();
 
     trace_kvm_arm_sdei_init(ret);
-    if (ret == -ENOTTY || ret == -ENXIO) {
+    if (ret == -ENOTSUP) {
         error_report("kvm-sdei=on: this host's KVM does not know "
                      "KVM_ARM_VM_SMCCC_FILTER, which Linux has since 6.4");
-        return -ENOTSUP;
+        return ret;
     }
     if (ret) {
         error_report("kvm-sdei=on: KVM does not hand calls of SDEI to QEMU: %s",
@@ -377,10 +388,27 @@ void kvm_arm_sdei_add_event(const SdeiEvent *event)
 
 /* A vCPU's state */
 
+/* What KVM would refuse when the handler completes, and the source is gone */
+static int sdei_context_post_load(void *opaque, int version_id)
+{
+    SdeiContext *context = opaque;
+    uint64_t mode = context->pstate & (PSTATE_nRW | PSTATE_M);
+
+    if (context->running && mode != PSTATE_MODE_EL0t &&
+        mode != PSTATE_MODE_EL1t && mode != PSTATE_MODE_EL1h &&
+        mode != ARM_CPU_MODE_USR) {
+        error_report("kvm-sdei: the interrupted mode 0x%" PRIx64
+                     " is not a guest's", mode);
+        return -EINVAL;
+    }
+    return 0;
+}
+
 static const VMStateDescription vmstate_sdei_context = {
     .name = "sdei-context",
     .version_id = 1,
     .minimum_version_id = 1,
+    .post_load = sdei_context_post_load,
     .fields = (const VMStateField[]) {
         VMSTATE_BOOL(running, SdeiContext),
         VMSTATE_UINT32(event, SdeiContext),

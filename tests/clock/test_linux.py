@@ -121,6 +121,7 @@ def test_ptp_vmclock(policy):
             print(f"of a gap of {gap_s:.3f} s, {stepped_s:.3f} s were set; the time of day was {behind_s:.3f} s "
                   f"behind and is {now_behind_s:.3f} s; first {first['ptp'] / 1e9:.6f} s, then {after['ptp']} ns")
             assert gap_s > GAP_S
-            assert abs(stepped_s - (gap_s if policy == "stopped" else 0)) < 0.01
+            # The guest reads both clocks one after the other
+            assert abs(stepped_s - (gap_s if policy == "stopped" else 0)) < 0.1
             assert abs(behind_s) < 1 and abs(now_behind_s) < 1
             pair.check_memory()

@@ -140,7 +140,8 @@ def test_reset(lab, qemu):
 @on_aarch64("qemu", [FORK, STOCK], quick=[FORK])
 def test_off_by_default(lab, qemu):
     with One(lab, qemu, ()) as side:
-        side.wait_event("none")
+        assert side.job.wait(60).rc == 0
+        assert side.report().all("none")
 
 
 def run(lab, words, inject=""):
