@@ -45,7 +45,7 @@ tests:           ## build what needs no QEMU: guests, the lab's programs, the ra
 	@scripts/ninja build/tests$(S)
 
 guest: build tests ## build that, and the Linux guest
-	@$(if $(S),,build/venv/bin/python tests/lab/linux_guest.py)
+	@build/venv/bin/python tests/lab/linux_guest.py $(ARCH)
 
 kernel:          ## build the lab's Linux, once for all clones; LINUX=7.3: the newer one, as for demo, check, lab-shell
 	@scripts/deps lab kernel $(S:-%=%)
@@ -100,8 +100,8 @@ bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: 
 bench-snapshot: stock guest kernel ## background snapshots of stock QEMU and of the fork, on this host and in the lab
 	@$(BENCH) snapshot $(if $(QUICK),,snapshot-lab)
 
-bench-async: stock guest kernel ## what a Linux guest does during post-copy: async page faults from exits, exits, none, stock
-	@$(BENCH) async
+bench-async: stock guest kernel ## what a Linux guest does during post-copy: async page faults from exits, exits, none, stock (ARCH=aarch64: of arm64)
+	@$(BENCH) async$(S)
 
 bench-counter: tests aarch64 ## what it costs an arm64 guest to read its counters, in the lab
 	@$(BENCH) counter

@@ -101,18 +101,26 @@ bool sdei_make_pending(Sdei *s, SdeiPE *pe, int event)
     return handler->pending;
 }
 
-static bool sdei_can_take(const Sdei *s, const SdeiPE *pe, int event)
+bool sdei_could_take(const Sdei *s, const SdeiPE *pe, int event)
 {
     const SdeiEvent *e = &s->event[event];
     const SdeiHandler *handler = e->shared ? &s->shared[event] :
                                  &pe->own[event];
 
-    return handler->registered && handler->enabled && handler->pending &&
-           !pe->masked && !pe->context[1].running &&
+    return handler->registered && handler->enabled && !pe->masked &&
+           !pe->context[1].running &&
            (e->critical || !pe->context[0].running) &&
            (!e->shared || !handler->to_pe ||
             handler->affinity == pe->affinity) &&
            !sdei_runs(s, pe, event);
+}
+
+static bool sdei_can_take(const Sdei *s, const SdeiPE *pe, int event)
+{
+    const SdeiHandler *handler = s->event[event].shared ? &s->shared[event] :
+                                 &pe->own[event];
+
+    return handler->pending && sdei_could_take(s, pe, event);
 }
 
 int sdei_next(const Sdei *s, const SdeiPE *pe)

@@ -148,6 +148,9 @@ int sdei_find(const Sdei *s, uint32_t number);
  */
 bool sdei_make_pending(Sdei *s, SdeiPE *pe, int event);
 
+/* Whether @pe could take @event, an index, now if it were pending */
+bool sdei_could_take(const Sdei *s, const SdeiPE *pe, int event);
+
 /* The index of the event that @pe can take now and should take first, or -1 */
 int sdei_next(const Sdei *s, const SdeiPE *pe);
 

@@ -10,16 +10,19 @@
 #include "qemu/osdep.h"
 #include <linux/kvm.h>
 #include "qemu/error-report.h"
+#include "qemu/lockable.h"
 #include "qemu/main-loop.h"
+#include "qemu/rcu.h"
+#include "qapi/error.h"
 #include "hw/core/cpu.h"
 #include "migration/inject.h"
 #include "migration/vmstate.h"
-#include "system/hw_accel.h"
 #include "system/kvm.h"
 #include "system/runstate.h"
 #include "cpu.h"
 #include "cpu-features.h"
 #include "internals.h"
+#include "kvm_arm.h"
 #include "kvm-sdei.h"
 #include "trace.h"
 
@@ -39,10 +42,13 @@ static const SdeiEvent kvm_arm_sdei_events[] = {
 };
 
 /*
- * Of the VM, with each vCPU's SdeiPE: used with the BQL only.  A vCPU's
- * registers are changed by its own thread alone.
+ * Of the VM, with each vCPU's SdeiPE: used with the lock held, but for streams,
+ * which are written and read while no vCPU runs.  The lock is taken after the
+ * BQL, and nothing is waited for with it.  A vCPU's registers are changed by
+ * its own thread alone.
  */
 typedef struct KVMArmSdei {
+    QemuMutex lock;
     Sdei state;
     uint32_t number[SDEI_EVENTS];   /* in a stream: of all events, in order */
 } KVMArmSdei;
@@ -56,24 +62,51 @@ bool kvm_arm_sdei_enabled(void)
 
 /* Registers, of the vCPU whose thread this is */
 
+#define CORE_REG(x) (KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE | \
+                     KVM_REG_ARM_CORE_REG(x))
+#define GPR(n)      (CORE_REG(regs.regs[0]) + (n) * (CORE_REG(regs.regs[1]) - \
+                                                     CORE_REG(regs.regs[0])))
+#define SCTLR_EL1   ARM64_SYS_REG(3, 0, 1, 0, 0)
+
+/* KVM's, not QEMU's copy of all registers; the first @n of x0 to x17 alone */
+static void kvm_arm_sdei_get_gprs(ARMCPU *cpu, SdeiRegs *regs, int n)
+{
+    CPUState *cs = CPU(cpu);
+
+    int ret = 0;
+
+    if (cs->vcpu_dirty) {
+        /* Of KVM, which takes it back; a stream's has been put before */
+        ret = kvm_arch_put_registers(cs, KVM_PUT_RUNTIME_STATE, &error_abort);
+        cs->vcpu_dirty = false;
+    }
+    for (int i = 0; i < n; i++) {
+        ret |= kvm_get_one_reg(cs, GPR(i), &regs->x[i]);
+    }
+    g_assert(!ret);
+}
+
+/* All of them: some twenty ioctls */
 static void kvm_arm_sdei_get_regs(ARMCPU *cpu, SdeiRegs *regs)
 {
-    CPUARMState *env = &cpu->env;
+    CPUState *cs = CPU(cpu);
     uint64_t sctlr;
+    int ret;
 
-    cpu_synchronize_state(CPU(cpu));
-    sctlr = env->cp15.sctlr_el[1];
-    if (!is_a64(env)) {
-        aarch64_sync_32_to_64(env);
-    }
-    memcpy(regs->x, env->xregs, sizeof(regs->x));
-    regs->pc = env->pc;
-    regs->pstate = is_a64(env) ? pstate_read(env) : cpsr_read(env);
-    regs->elr = env->elr_el[1];
-    regs->spsr = env->banked_spsr[aarch64_banked_spsr_index(1)];
+    kvm_arm_sdei_get_gprs(cpu, regs, SDEI_GPRS);
+    ret = kvm_get_one_reg(cs, CORE_REG(regs.pc), &regs->pc) |
+          kvm_get_one_reg(cs, CORE_REG(regs.pstate), &regs->pstate) |
+          kvm_get_one_reg(cs, CORE_REG(elr_el1), &regs->elr) |
+          kvm_get_one_reg(cs, CORE_REG(spsr[KVM_SPSR_EL1]), &regs->spsr) |
+          kvm_get_one_reg(cs, SCTLR_EL1, &sctlr);
+    /* Each of them is there on each processor */
+    g_assert(!ret);
 
     /* As an exception that is taken to EL1 */
-    regs->pstate_kept = is_a64(env) ? PSTATE_PAN | PSTATE_DIT : PSTATE_PAN;
+    regs->pstate_kept = PSTATE_PAN;
+    if (!(regs->pstate & PSTATE_nRW)) {
+        regs->pstate_kept |= PSTATE_DIT;
+    }
     regs->pstate_set = PSTATE_DAIF | aarch64_pstate_mode(1, true);
     if (cpu_isar_feature(aa64_pan, cpu) && !(sctlr & SCTLR_SPAN)) {
         regs->pstate_set |= PSTATE_PAN;
@@ -86,39 +119,56 @@ static void kvm_arm_sdei_get_regs(ARMCPU *cpu, SdeiRegs *regs)
     }
 }
 
-static void kvm_arm_sdei_set_regs(ARMCPU *cpu, const SdeiRegs *regs)
+static int kvm_arm_sdei_set_reg(CPUState *cs, uint64_t id, uint64_t was,
+                                uint64_t value)
 {
-    CPUARMState *env = &cpu->env;
+    return value == was ? 0 : kvm_set_one_reg(cs, id, &value);
+}
 
-    memcpy(env->xregs, regs->x, sizeof(regs->x));
-    env->pc = regs->pc;
-    env->elr_el[1] = regs->elr;
-    env->banked_spsr[aarch64_banked_spsr_index(1)] = regs->spsr;
-    /* SP is that of the mode; EL1 is always of 64 bits, EL0 may be of 32 */
-    aarch64_save_sp(env, 1);
-    env->aarch64 = !(regs->pstate & PSTATE_nRW);
-    if (env->aarch64) {
-        pstate_write(env, regs->pstate);
-    } else {
-        cpsr_write(env, regs->pstate, 0xffffffff, CPSRWriteRaw);
+/* Those that differ from @was, which are KVM's now.  Returns -errno. */
+static int kvm_arm_sdei_set_regs(ARMCPU *cpu, const SdeiRegs *was,
+                                 const SdeiRegs *regs)
+{
+    CPUState *cs = CPU(cpu);
+    int ret;
+
+    for (int i = 0; i < SDEI_GPRS; i++) {
+        ret = kvm_arm_sdei_set_reg(cs, GPR(i), was->x[i], regs->x[i]);
+        g_assert(!ret);
     }
-    aarch64_restore_sp(env, 1);
-    if (!env->aarch64) {
-        aarch64_sync_64_to_32(env);
+    ret = kvm_arm_sdei_set_reg(cs, CORE_REG(regs.pc), was->pc, regs->pc) |
+          kvm_arm_sdei_set_reg(cs, CORE_REG(elr_el1), was->elr, regs->elr) |
+          kvm_arm_sdei_set_reg(cs, CORE_REG(spsr[KVM_SPSR_EL1]), was->spsr,
+                               regs->spsr);
+    g_assert(!ret);
+    /* Of a stream, the mode may be one that this host has not */
+    ret = kvm_arm_sdei_set_reg(cs, CORE_REG(regs.pstate), was->pstate,
+                               regs->pstate);
+    if (ret) {
+        error_report("kvm-sdei: KVM refuses PSTATE 0x%" PRIx64 ": %s",
+                     regs->pstate, strerror(-ret));
     }
+    return ret;
 }
 
 /* Delivery */
 
-static void kvm_arm_sdei_deliver(ARMCPU *cpu, SdeiRegs *regs)
+/* In the vCPU's thread, with the lock.  Returns -errno, and has said why. */
+static int kvm_arm_sdei_deliver(ARMCPU *cpu)
 {
-    int event = sdei_deliver(&sdei.state, cpu->sdei, regs);
+    SdeiRegs was, regs;
+    int event;
 
-    if (event >= 0) {
-        trace_kvm_arm_sdei_deliver(CPU(cpu)->cpu_index,
-                                   sdei.state.event[event].number,
-                                   regs->x[2], regs->x[3], regs->pc);
+    if (sdei_next(&sdei.state, cpu->sdei) < 0) {
+        return 0;
     }
+    kvm_arm_sdei_get_regs(cpu, &was);
+    regs = was;
+    event = sdei_deliver(&sdei.state, cpu->sdei, &regs);
+    trace_kvm_arm_sdei_deliver(CPU(cpu)->cpu_index,
+                               sdei.state.event[event].number, was.pc,
+                               was.pstate, regs.pc);
+    return kvm_arm_sdei_set_regs(cpu, &was, &regs);
 }
 
 static bool kvm_arm_sdei_is_on(CPUState *cs)
@@ -133,8 +183,8 @@ static bool kvm_arm_sdei_is_on(CPUState *cs)
 static void kvm_arm_sdei_work(CPUState *cs, run_on_cpu_data data)
 {
     ARMCPU *cpu = ARM_CPU(cs);
-    SdeiRegs regs;
 
+    QEMU_LOCK_GUARD(&sdei.lock);
     cpu->sdei->kicked = false;
     /* When the VM goes on, this is asked for again */
     if (!runstate_is_running() || sdei_next(&sdei.state, cpu->sdei) < 0) {
@@ -148,16 +198,17 @@ static void kvm_arm_sdei_work(CPUState *cs, run_on_cpu_data data)
         sdei_reset_pe(cpu->sdei);
         return;
     }
-    kvm_arm_sdei_get_regs(cpu, &regs);
-    kvm_arm_sdei_deliver(cpu, &regs);
-    kvm_arm_sdei_set_regs(cpu, &regs);
+    if (kvm_arm_sdei_deliver(cpu)) {
+        vm_stop(RUN_STATE_INTERNAL_ERROR);
+    }
 }
 
-/* Each vCPU that can take something shall do so */
+/* Each vCPU that can take something shall do so.  With the lock. */
 static void kvm_arm_sdei_kick(void)
 {
     CPUState *cs;
 
+    RCU_READ_LOCK_GUARD();
     CPU_FOREACH(cs) {
         ARMCPU *cpu = ARM_CPU(cs);
 
@@ -175,11 +226,47 @@ bool kvm_arm_sdei_inject(ARMCPU *cpu, uint32_t number)
     int event = sdei_find(&sdei.state, number);
     bool pending;
 
-    g_assert(bql_locked() && event >= 0);
+    g_assert(event >= 0);
+    QEMU_LOCK_GUARD(&sdei.lock);
     pending = sdei_make_pending(&sdei.state, cpu->sdei, event);
     trace_kvm_arm_sdei_inject(CPU(cpu)->cpu_index, number, pending);
     kvm_arm_sdei_kick();
     return pending;
+}
+
+bool kvm_arm_sdei_can_take(ARMCPU *cpu, uint32_t number)
+{
+    int event = sdei_find(&sdei.state, number);
+
+    g_assert(event >= 0);
+    QEMU_LOCK_GUARD(&sdei.lock);
+    return sdei_next(&sdei.state, cpu->sdei) < 0 &&
+           sdei_could_take(&sdei.state, cpu->sdei, event);
+}
+
+bool kvm_arm_sdei_is_registered(ARMCPU *cpu, uint32_t number)
+{
+    int event = sdei_find(&sdei.state, number);
+
+    g_assert(event >= 0);
+    QEMU_LOCK_GUARD(&sdei.lock);
+    return cpu->sdei->own[event].registered;
+}
+
+bool kvm_arm_sdei_take(ARMCPU *cpu, uint32_t number)
+{
+    int event = sdei_find(&sdei.state, number);
+
+    g_assert(event >= 0);
+    QEMU_LOCK_GUARD(&sdei.lock);
+    if (sdei_next(&sdei.state, cpu->sdei) >= 0 ||
+        !sdei_could_take(&sdei.state, cpu->sdei, event)) {
+        return false;
+    }
+    sdei_make_pending(&sdei.state, cpu->sdei, event);
+    /* EL1's PSTATE is not refused */
+    kvm_arm_sdei_deliver(cpu);
+    return true;
 }
 
 static void kvm_arm_sdei_vm_state_change(void *opaque, bool running,
@@ -191,37 +278,43 @@ static void kvm_arm_sdei_vm_state_change(void *opaque, bool running,
     if (migration_inject_fail("sdei-inject")) {
         kvm_arm_sdei_inject(ARM_CPU(first_cpu), TEST_EVENT);
     }
+    QEMU_LOCK_GUARD(&sdei.lock);
     kvm_arm_sdei_kick();
 }
 
 /* The filter lets through what came by HVC and by SMC: both are served */
-void kvm_arm_sdei_exit(ARMCPU *cpu, const struct kvm_run *run)
+int kvm_arm_sdei_exit(ARMCPU *cpu, const struct kvm_run *run)
 {
     uint32_t function = run->hypercall.nr - SDEI_FN_BASE;
-    SdeiRegs regs;
-    uint64_t arg;
+    SdeiRegs was = { }, regs;
+    int ret;
 
-    /* Some hundred ioctls, of this vCPU alone */
-    cpu_synchronize_state(CPU(cpu));
-    bql_lock();
-    kvm_arm_sdei_get_regs(cpu, &regs);
-    arg = regs.x[1];
+    if (function == SDEI_EVENT_COMPLETE ||
+        function == SDEI_EVENT_COMPLETE_AND_RESUME) {
+        kvm_arm_sdei_get_regs(cpu, &was);
+    } else {
+        /* The others take parameters, and change x0 alone */
+        kvm_arm_sdei_get_gprs(cpu, &was, 6);
+    }
+    regs = was;
+    QEMU_LOCK_GUARD(&sdei.lock);
     sdei_call(&sdei.state, cpu->sdei, function, &regs);
-    trace_kvm_arm_sdei_call(CPU(cpu)->cpu_index, function, arg, regs.x[0],
-                            regs.pc);
-    kvm_arm_sdei_deliver(cpu, &regs);
-    kvm_arm_sdei_set_regs(cpu, &regs);
+    trace_kvm_arm_sdei_call(CPU(cpu)->cpu_index, function, was.x[1], regs.x[0]);
+    ret = kvm_arm_sdei_set_regs(cpu, &was, &regs);
+    if (!ret) {
+        ret = kvm_arm_sdei_deliver(cpu);
+    }
     kvm_arm_sdei_kick();
-    bql_unlock();
+    return ret;
 }
 
 /* Start and reset */
 
-static int kvm_arm_sdei_set_filter(void)
+int kvm_arm_forward_calls(uint32_t base, uint32_t functions)
 {
     struct kvm_smccc_filter filter = {
-        .base = SDEI_FN_BASE,
-        .nr_functions = SDEI_FUNCTIONS,
+        .base = base,
+        .nr_functions = functions,
         .action = KVM_SMCCC_FILTER_FWD_TO_USER,
     };
     struct kvm_device_attr attr = {
@@ -319,7 +412,7 @@ static const VMStateDescription vmstate_kvm_arm_sdei_events = {
 
 static int kvm_arm_sdei_init_vm(void)
 {
-    int ret = kvm_arm_sdei_set_filter();
+    int ret = kvm_arm_forward_calls(SDEI_FN_BASE, SDEI_FUNCTIONS);
 
     trace_kvm_arm_sdei_init(ret);
     if (ret == -ENOTSUP) {
@@ -332,6 +425,7 @@ static int kvm_arm_sdei_init_vm(void)
                      strerror(-ret));
         return ret;
     }
+    qemu_mutex_init(&sdei.lock);
     for (int i = 0; i < ARRAY_SIZE(kvm_arm_sdei_events); i++) {
         sdei_add_event(&sdei.state, &kvm_arm_sdei_events[i]);
     }
@@ -363,6 +457,7 @@ int kvm_arm_sdei_init_vcpu(ARMCPU *cpu)
         }
     }
     cpu->sdei = g_new0(SdeiPE, 1);
+    QEMU_LOCK_GUARD(&sdei.lock);
     sdei_add_pe(&sdei.state, cpu->sdei);
     return 0;
 }
@@ -373,6 +468,7 @@ void kvm_arm_sdei_reset_vcpu(ARMCPU *cpu)
         return;
     }
     trace_kvm_arm_sdei_reset(CPU(cpu)->cpu_index);
+    QEMU_LOCK_GUARD(&sdei.lock);
     cpu->sdei->affinity = cpu->mp_affinity;     /* KVM has told it by now */
     sdei_reset_pe(cpu->sdei);
     if (CPU(cpu) == first_cpu) {

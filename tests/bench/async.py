@@ -19,7 +19,9 @@ from tests.lab.lab import Lab
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.network import APPEND, Network, programs
 from tests.lab.pair import MIB, STOCK
+from tests.lab.paths import below
 from tests.lab.program import ProgramError, say
+from tests.lab.wire import SlowWire
 
 # Name: (QEMU, postcopy-fault-exits, postcopy-async-pf)
 WAYS = {
@@ -28,6 +30,8 @@ WAYS = {
     "no exits": ("fork", "off", None),
     "stock": (STOCK, None, None),
 }
+# Of arm64's guests, in the fork
+ON = ("-global", "arm-cpu.kvm-sdei=on", "-global", "arm-cpu.kvm-async-pf=on")
 KINDS = {"computed": "computer", "memory operations": "writer"}
 
 
@@ -46,13 +50,15 @@ def at(lines, ms, thread):
 
 def migrate(lab, network, way, cpus, options):
     qemu, exits, asynchronous = WAYS[way]
+    on = ON if lab.arch == "aarch64" and qemu != STOCK else ()
     with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False,
-                   wrapper=network.wrapper, memory_mb=options.memory + 96, mem=options.memory,
-                   writers=cpus, computers=cpus, interval=100) as pair:
+                   wrapper=network.wrapper if network else (), memory_mb=options.memory + 96, mem=options.memory,
+                   source_options=on, destination_options=on, writers=cpus, computers=cpus, interval=100) as pair:
         if asynchronous:
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf=asynchronous)
-        pair.listen()
-        pair.postcopy(network.uri, bandwidth=int(options.rate * MIB))
+        uri = pair.listen()
+        uri = network.uri if network else pair.wire_of(SlowWire, uri, delay_us=options.delay).uri
+        pair.postcopy(uri, bandwidth=int(options.rate * MIB))
         pair.destination.wait_status("completed")
         pair.check_memory()
         pair.check_threads()
@@ -95,6 +101,9 @@ def verdicts(results):
             first, *others = middle
             ratios = ", ".join(f"{middle[first] / middle[way]:.2f} times {way}" for way in others if middle[way])
             yield f"{cpus} vCPU(s), {kind}: {first} is {ratios}"
+        requests = {way: statistics.median(r["postcopy_requests_count"] for r in rounds)
+                    for way, rounds in ways.items()}
+        yield f"{cpus} vCPU(s), requests: " + ", ".join(f"{way} {n:.0f}" for way, n in requests.items())
         counts = [r["async"] for r in ways["exits, async"]]
         if all(counts):
             sums = {key: sum(c[key] for c in counts) for key in counts[0]}
@@ -104,8 +113,10 @@ def verdicts(results):
 def run(options):
     about = bench.about()
     results: dict[int, dict[str, list[Figures]]] = {cpus: {way: [] for way in WAYS} for cpus in options.cpus}
-    with Lab(name="bench-async", memory_mb=3072, append=APPEND, extra=programs()) as lab:
-        network = Network(lab, options.delay, 0)
+    arm = options.arch == "aarch64"
+    with Lab(name=below("bench-async", options.arch), memory_mb=3072, append=APPEND, extra=[] if arm else programs(),
+             arch=options.arch) as lab:
+        network = None if arm else Network(lab, options.delay, 0)
         for n in range(options.rounds):
             for cpus, ways in results.items():
                 # In turn, and each round begins with another one
@@ -113,22 +124,25 @@ def run(options):
                 for way in order:
                     say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
                     ways[way].append(migrate(lab, network, way, cpus, options))
-    title = "A Linux guest during post-copy: async page faults from exits"
-    pictures.over_time("async", f"{title}, cumulative", {
+    title = "A Linux guest during post-copy: async page faults from exits" + ", arm64" * arm
+    name = below("async", options.arch)
+    link = f" (ping {network.round_trip_us:.0f} us)" if network else ""
+    pictures.over_time(name, f"{title}, cumulative", {
         f"{cpus} vCPU(s): {kind}": {way: [r["over_time"][kind] for r in rounds] for way, rounds in ways.items()}
         for cpus, ways in results.items() for kind in KINDS}, "seconds since the guest goes on, by its clock")
     text = (f"{options.memory} MiB written at random, {options.rate} MiB/s of background, a link of {options.delay} us "
-            f"in each direction (ping {network.round_trip_us:.0f} us); the first {options.seconds} s.\n"
+            f"in each direction{link}; the first {options.seconds} s.\n"
             f"```\n{bench.printed(show, results)}```\n" + "\n".join(f"* {line}" for line in verdicts(results)))
-    bench.write("async", {"about": about, "settings": {
+    bench.write(name, {"about": about, "settings": {
         "memory_mib": options.memory, "rate_mib_per_s": options.rate, "delay_us": options.delay,
         "measured_s": options.seconds, "rounds_count": options.rounds},
         "runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]},
-        title, text, [("async", title)])
+        title, text, [(name, title)])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", choices=("x86_64", "aarch64"), default="x86_64", help="of the guest (x86_64)")
     parser.add_argument("--rounds", type=int, help="migrations of each way (8)")
     parser.add_argument("--quick", action="store_true", help="2 rounds, 1 vCPU")
     parser.add_argument("--cpus", nargs="+", type=int, help="vCPUs of the guest (1 2 4)")

@@ -164,8 +164,9 @@ def _programs(arch: str) -> Iterator[tuple[str, Path]]:
         yield name, ROOT / name
     for name, path in programs(arch).items():
         yield f"build/{below('tests', arch)}/{name}", path
-    for path in sorted((BUILD / "guest").glob("linux.*")) if arch == "x86_64" else ():
-        yield f"build/guest/{path.name}", path
+    guest = f"build/{below('guest', arch)}"
+    for path in sorted((ROOT / guest).glob("linux.*")):
+        yield f"{guest}/{path.name}", path
 
 
 def _busybox(arch: str) -> tuple[Path, list[str]]:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The Linux guest: Debian's kernel for clouds, unchanged, with init.c as the only program.
+"""The Linux guest, with init.c as the only program: Debian's kernel for clouds, unchanged. On arm64, where
+no Linux knows async page faults, the lab's own.
 
     linux_guest.build()                     # build/guest/linux.kernel, build/guest/linux.initrd
+    linux_guest.build("aarch64")            # the same in build/guest-aarch64
     linux_guest.build_newer()               # a newer kernel, with a driver and phc2sys: NEWER
     linux_guest.arguments(log, writers=1)   # QEMU's arguments, without accelerator and monitor
     linux_guest.Report(text).lines          # what init.c has told: a dictionary a line
@@ -10,22 +12,30 @@ It knows nothing of migration and does not take part in it.
 """
 import lzma
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.lab import initramfs
-from tests.lab.paths import ROOT
+from tests.lab.paths import LAB, ROOT, below
 
-KERNEL = "build/guest/linux.kernel"
-INITRD = "build/guest/linux.initrd"
 # The disk's driver, for init.c to load
 MODULE = "build/guest/virtio_blk.ko"
 # A newer kernel, of backports, with ptp_vmclock and phc2sys. For labs that are asked to have them.
 NEWER = ("build/guest/newer.kernel", "build/guest/newer.initrd")
+MACHINE = {"x86_64": "pc", "aarch64": "virt,gic-version=3"}
+# On a busy host the TSC looks unstable while the guest boots
+WORDS = {"x86_64": ["console=ttyS0", "tsc=reliable"], "aarch64": ["console=ttyAMA0"]}
 # What must not be in the guest's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault|"
                         r"blocked for more than|Out of memory|oom-kill|soft lockup|hard LOCKUP|rcu.*stall|segfault|"
                         r"[Cc]locksource.*unstable")
+
+
+def files(arch: str = "x86_64") -> tuple[str, str]:
+    """Kernel and initial RAM disk, in the checkout and in the lab."""
+    return f"build/{below('guest', arch)}/linux.kernel", f"build/{below('guest', arch)}/linux.initrd"
 
 
 def _unpack(deb: Path, pattern: str) -> bytes:
@@ -51,21 +61,26 @@ def _fetch(what: str) -> Path:
     return Path(initramfs.tool(ROOT / "scripts" / "fetch", what).strip())
 
 
-def _archive() -> initramfs.Archive:
+def _archive(arch: str = "x86_64") -> initramfs.Archive:
     archive = initramfs.Archive()
     for d in ("dev", "proc", "sys"):
         archive.directory(d)
     archive.console()
-    archive.file("init", initramfs.stripped(initramfs.programs()["linux-init"], "x86_64"))
+    archive.file("init", initramfs.stripped(initramfs.programs(arch)["linux-init"], arch))
     return archive
 
 
-def build() -> None:
+def build(arch: str = "x86_64") -> None:
     """The files, made anew where what they are made of is newer."""
-    _unpacked(_fetch("cloud"), {KERNEL: "./boot/vmlinuz-*", MODULE: "*/virtio_blk.ko.xz"})
-    archive = _archive()
-    archive.file(Path(MODULE).name, ROOT / MODULE)
-    archive.write(ROOT / INITRD)
+    kernel, initrd = files(arch)
+    archive = _archive(arch)
+    if arch == "x86_64":
+        _unpacked(_fetch("cloud"), {kernel: "./boot/vmlinuz-*", MODULE: "*/virtio_blk.ko.xz"})
+        archive.file(Path(MODULE).name, ROOT / MODULE)
+    else:
+        (ROOT / kernel).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(initramfs.tool(LAB / "kernel" / "build", arch).strip(), ROOT / kernel)
+    archive.write(ROOT / initrd)
 
 
 def build_newer() -> tuple[str, ...]:
@@ -87,17 +102,17 @@ def build_newer() -> tuple[str, ...]:
     return NEWER
 
 
-def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machine: str = "pc", append: str = "",
-              reboot: bool = False, newer: bool = False, **parameters: int | str) -> list[str]:
+def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machine: str | None = None,
+              append: str = "", reboot: bool = False, newer: bool = False, arch: str = "x86_64",
+              **parameters: int | str) -> list[str]:
     """report, log: files for what init.c tells and for the kernel's log; reboot: a reset does not
     end QEMU. newer: the kernel NEWER. Parameters: see init.c."""
-    # On a busy host the TSC looks unstable while the guest boots
-    words = ["console=ttyS0", "panic=-1", "tsc=reliable", append]
+    words = [*WORDS[arch], "panic=-1", append]
     words += [f"guest.{key}={value}" for key, value in parameters.items()]
-    kernel, initrd = NEWER if newer else (KERNEL, INITRD)
+    kernel, initrd = NEWER if newer else files(arch)
     return [
         *("-nodefaults", "-no-user-config", "-display", "none"), *("-no-reboot",) * (not reboot),
-        *("-machine", machine, "-smp", str(cpus), "-m", str(memory_mb)),
+        *("-machine", machine or MACHINE[arch], "-smp", str(cpus), "-m", str(memory_mb)),
         *("-kernel", kernel, "-initrd", initrd, "-append", " ".join(filter(None, words))),
         *("-chardev", f"file,id=report,path={report}"),
         *("-device", "virtio-serial-pci", "-device", "virtconsole,chardev=report"),
@@ -117,4 +132,4 @@ class Report:
 
 
 if __name__ == "__main__":
-    build()
+    build(*sys.argv[1:])

@@ -21,7 +21,7 @@ class LinuxSide(BaseSide):
         return f"{self.lab.tmp}/{self.name}.log"
 
     def guest_arguments(self, options: dict[str, Any]) -> list[str]:
-        return linux_guest.arguments(self.console, self.log, **options)
+        return linux_guest.arguments(self.console, self.log, **options, arch=self.lab.arch)
 
     def report(self) -> linux_guest.Report:
         return linux_guest.Report(self.lab.run(f"cat {self.console}").output)
@@ -41,11 +41,13 @@ class LinuxSide(BaseSide):
 class LinuxPair(BasePair[LinuxSide]):
     side_type = LinuxSide
 
-    def __init__(self, lab: Place, machine: str = "pc", memory_mb: int = 160, cpus: int = 1, **options: Any) -> None:
-        super().__init__(lab, machine=machine, memory_mb=memory_mb, cpus=cpus, **options)
+    def __init__(self, lab: Place, machine: str | None = None, memory_mb: int = 160, cpus: int = 1,
+                 **options: Any) -> None:
+        super().__init__(lab, machine=machine or linux_guest.MACHINE[lab.arch], memory_mb=memory_mb, cpus=cpus,
+                         **options)
 
     def __enter__(self) -> Self:
-        for path in (linux_guest.KERNEL, linux_guest.INITRD):
+        for path in linux_guest.files(self.lab.arch):
             assert not self.lab.run(f"test -e {path}").rc, f"no {path} in the lab: make guest"
         return super().__enter__()
 

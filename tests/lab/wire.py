@@ -6,6 +6,7 @@ L1's port forwarding to the destination.
 """
 import contextlib
 import itertools
+import queue
 import socket
 import struct
 import threading
@@ -236,6 +237,34 @@ class Wire:
         self._listening.close()
         for channel in self.channels:
             self._abort(*channel)
+
+
+class SlowWire(Wire):
+    """What it carries takes delay_us in each direction."""
+
+    def __init__(self, to: int, delay_us: int) -> None:
+        self.delay_s = delay_us / 1e6
+        super().__init__(to)
+
+    def _copy(self, a: socket.socket, b: socket.socket) -> None:
+        under_way: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+
+        def arrive() -> None:
+            with contextlib.suppress(OSError):
+                while (arrival := under_way.get())[1]:
+                    time.sleep(max(0, arrival[0] - time.monotonic()))
+                    b.sendall(arrival[1])
+
+        arriving = threading.Thread(target=arrive, daemon=True)
+        arriving.start()
+        try:
+            while data := a.recv(CHUNK):
+                under_way.put((time.monotonic() + self.delay_s, data))
+        finally:
+            under_way.put((0, b""))
+            arriving.join()
+
+    _back = _copy
 
 
 class Lie:

@@ -1,0 +1,441 @@
+/*
+ * Async page faults for KVM's arm64 guests, served by QEMU
+ *
+ * KVM has none for arm64.  A guest that has missed a page is told by a private
+ * event of SDEI, and that the page has come by a PPI; it says where its data
+ * block is, and takes tokens, by SMCCC calls.  docs/async-pf.md has the
+ * protocol, call by call.
+ *
+ * All accesses to the guest's data block are made by the vCPU's thread while it
+ * is out of KVM_RUN, so that they meet none of this vCPU's own.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include <linux/kvm.h>
+#include "qapi/error.h"
+#include "qemu/error-report.h"
+#include "qemu/rcu.h"
+#include "exec/address-spaces.h"
+#include "exec/memory.h"
+#include "hw/core/cpu.h"
+#include "migration/postcopy-async-ops.h"
+#include "migration/vmstate.h"
+#include "system/kvm.h"
+#include "cpu.h"
+#include "kvm_arm.h"
+#include "kvm-async-pf.h"
+#include "kvm-sdei.h"
+#include "trace.h"
+
+/* SMCCC, of 64 bits, of a hypervisor: far from those that KVM itself has */
+#define FN_BASE         0xc6005100
+#define FN_NUMBER       0x10
+
+typedef enum Function {
+    FN_VERSION,
+    FN_ENABLE,
+    FN_DISABLE,
+    FN_TAKEN,
+} Function;
+
+#define VERSION         (1 << 16)       /* 1.0 */
+/* Of the hypervisor, bound to a PE, by its own choice */
+#define MISSING_EVENT   0x40400001
+/* A PPI that neither Arm's BSA nor our machines use */
+#define READY_INTID     18
+
+/* What calls return */
+#define SUCCESS         0
+#define NOT_SUPPORTED   (-1)
+#define NOT_REQUIRED    (-2)
+#define INVALID         (-3)
+
+/* The guest's data block */
+#define BLOCK_SIZE      64
+#define MISSING_OFFSET  0
+#define READY_OFFSET    4
+#define ALL_TOKENS      UINT32_MAX
+
+#define CORE_REG(x) (KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE | \
+                     KVM_REG_ARM_CORE_REG(x))
+
+/* Whether KVM can suspend a vCPU until an interrupt; set before it runs */
+static bool async_pf_can_suspend;
+
+static void async_pf_write(ARMCPU *cpu, unsigned offset, uint32_t value)
+{
+    address_space_stl_le(&address_space_memory, cpu->async_pf.block + offset,
+                         value, MEMTXATTRS_UNSPECIFIED, NULL);
+}
+
+static void async_pf_interrupt(ARMCPU *cpu, int level)
+{
+    kvm_arm_set_irq(CPU(cpu)->cpu_index, KVM_ARM_IRQ_TYPE_PPI, READY_INTID,
+                    level);
+}
+
+/* The guest knows no tokens any more, and does not take the last one */
+static void async_pf_forget(ARMCPU *cpu)
+{
+    PostcopyAsyncVCPU *v = postcopy_async_vcpu(CPU(cpu));
+
+    if (cpu->async_pf.sent) {
+        async_pf_interrupt(cpu, 0);
+    }
+    cpu->async_pf.sent = 0;
+    cpu->async_pf.wake_all = false;
+    if (v) {
+        postcopy_async_forget(v);
+        postcopy_async_drained();
+    }
+}
+
+static unsigned async_pf_id(CPUState *cs)
+{
+    return cs->cpu_index;
+}
+
+static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
+                                         hwaddr *data)
+{
+    ARMCPU *cpu = ARM_CPU(cs);
+    uint64_t pstate;
+
+    if (cs->singlestep_enabled ||
+        kvm_get_one_reg(cs, CORE_REG(regs.pstate), &pstate) ||
+        (pstate & PSTATE_I)) {
+        return POSTCOPY_ASYNC_EVENT;
+    }
+    *halt = async_pf_can_suspend;
+    if (!cpu->async_pf.enabled ||
+        !kvm_arm_sdei_is_registered(cpu, MISSING_EVENT)) {
+        return POSTCOPY_ASYNC_WITHOUT;
+    }
+    /* Of 64 or of 32 bits */
+    if ((pstate & PSTATE_M) != PSTATE_MODE_EL0t) {
+        return POSTCOPY_ASYNC_KERNEL;
+    }
+    if (cpu->async_pf.wake_all) {
+        return POSTCOPY_ASYNC_BUSY;
+    }
+    if (!kvm_arm_sdei_can_take(cpu, MISSING_EVENT)) {
+        return POSTCOPY_ASYNC_EVENT;
+    }
+    *data = cpu->async_pf.block;
+    return POSTCOPY_ASYNC_CAN;
+}
+
+/* The handler of the event before this one has read what is overwritten */
+static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
+{
+    ARMCPU *cpu = ARM_CPU(cs);
+
+    async_pf_write(cpu, MISSING_OFFSET, number);
+    return kvm_arm_sdei_take(cpu, MISSING_EVENT) ? POSTCOPY_ASYNC_CAN :
+           POSTCOPY_ASYNC_EVENT;
+}
+
+static bool async_pf_suspend(CPUState *cs)
+{
+    struct kvm_mp_state state = { .mp_state = KVM_MP_STATE_SUSPENDED };
+
+    ARM_CPU(cs)->async_pf.suspended =
+        !kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
+    return ARM_CPU(cs)->async_pf.suspended;
+}
+
+/* Nobody but KVM sees it suspended: the guest comes back with the same exit */
+void kvm_arm_async_pf_post_run(ARMCPU *cpu)
+{
+    CPUState *cs = CPU(cpu);
+    struct kvm_mp_state state;
+
+    if (likely(!cpu->async_pf.suspended)) {
+        return;
+    }
+    cpu->async_pf.suspended = false;
+    /* A reset that another vCPU has asked for stops this one */
+    if (kvm_vcpu_ioctl(cs, KVM_GET_MP_STATE, &state) ||
+        state.mp_state != KVM_MP_STATE_SUSPENDED) {
+        return;
+    }
+    state.mp_state = KVM_MP_STATE_RUNNABLE;
+    kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
+}
+
+void kvm_arm_async_pf_pre_run(ARMCPU *cpu)
+{
+    KVMArmAsyncPF *a = &cpu->async_pf;
+    CPUState *cs = CPU(cpu);
+    PostcopyAsyncVCPU *v;
+    uint32_t number = ALL_TOKENS;
+
+    if (likely(!a->enabled)) {
+        return;
+    }
+    v = postcopy_async_vcpu(cs);
+    if (likely(!a->wake_all) &&
+        (likely(!v) || likely(!postcopy_async_pending(v)))) {
+        return;
+    }
+    if (!kvm_arm_sdei_is_registered(cpu, MISSING_EVENT)) {
+        /* By kexec, say: the block may be something else by now */
+        a->enabled = false;
+        async_pf_forget(cpu);
+        return;
+    }
+    if (a->sent) {
+        /* Comes again when the guest has taken that */
+        if (v && !a->wake_all) {
+            postcopy_async_slot_busy(v);
+        }
+        return;
+    }
+    if (!a->wake_all) {
+        number = postcopy_async_next(v);
+    }
+    async_pf_write(cpu, READY_OFFSET, number);
+    a->sent = number;
+    async_pf_interrupt(cpu, 1);
+    trace_kvm_arm_async_pf_send(cs->cpu_index, number);
+    if (!a->wake_all) {
+        postcopy_async_sent(v);
+    }
+}
+
+static bool async_pf_is_ram(hwaddr address)
+{
+    hwaddr offset, len = BLOCK_SIZE;
+    MemoryRegion *mr;
+
+    RCU_READ_LOCK_GUARD();
+    mr = address_space_translate(&address_space_memory, address, &offset, &len,
+                                 true, MEMTXATTRS_UNSPECIFIED);
+    return memory_access_is_direct(mr, true, MEMTXATTRS_UNSPECIFIED) &&
+           len == BLOCK_SIZE;
+}
+
+static int64_t async_pf_enable(ARMCPU *cpu, uint64_t address)
+{
+    if (address % BLOCK_SIZE || !async_pf_is_ram(address)) {
+        return INVALID;
+    }
+    async_pf_forget(cpu);
+    cpu->async_pf.enabled = true;
+    cpu->async_pf.block = address;
+    return SUCCESS;
+}
+
+static int64_t async_pf_disable(ARMCPU *cpu)
+{
+    if (!cpu->async_pf.enabled) {
+        return NOT_REQUIRED;
+    }
+    async_pf_forget(cpu);
+    cpu->async_pf.enabled = false;
+    return SUCCESS;
+}
+
+static int64_t async_pf_taken(ARMCPU *cpu)
+{
+    PostcopyAsyncVCPU *v = postcopy_async_vcpu(CPU(cpu));
+    uint32_t number = cpu->async_pf.sent;
+
+    if (!number) {
+        return NOT_REQUIRED;
+    }
+    async_pf_interrupt(cpu, 0);
+    cpu->async_pf.sent = 0;
+    if (number == ALL_TOKENS) {
+        cpu->async_pf.wake_all = false;
+    } else if (v) {
+        postcopy_async_taken(v);
+        postcopy_async_drained();
+    }
+    return SUCCESS;
+}
+
+bool kvm_arm_async_pf_exit(ARMCPU *cpu, const struct kvm_run *run)
+{
+    CPUState *cs = CPU(cpu);
+    uint64_t function = run->hypercall.nr - FN_BASE;
+    uint64_t x1, result;
+    int ret;
+
+    if (function >= FN_NUMBER) {
+        return false;
+    }
+    ret = kvm_get_one_reg(cs, CORE_REG(regs.regs[1]), &x1);
+    switch (function) {
+    case FN_VERSION: {
+        uint64_t event = MISSING_EVENT, intid = READY_INTID;
+
+        result = VERSION;
+        ret |= kvm_set_one_reg(cs, CORE_REG(regs.regs[1]), &event) |
+               kvm_set_one_reg(cs, CORE_REG(regs.regs[2]), &intid);
+        break;
+    }
+    case FN_ENABLE:
+        result = async_pf_enable(cpu, x1);
+        break;
+    case FN_DISABLE:
+        result = async_pf_disable(cpu);
+        break;
+    case FN_TAKEN:
+        result = async_pf_taken(cpu);
+        break;
+    default:
+        result = NOT_SUPPORTED;
+        break;
+    }
+    trace_kvm_arm_async_pf_call(cs->cpu_index, function, x1, result);
+    ret |= kvm_set_one_reg(cs, CORE_REG(regs.regs[0]), &result);
+    /* Each of them is there on each processor */
+    g_assert(!ret);
+    return true;
+}
+
+static bool async_pf_start(Error **errp)
+{
+    if (!kvm_irqchip_in_kernel()) {
+        error_setg(errp, "the GIC is not in the kernel");
+        return false;
+    }
+    return true;
+}
+
+static void async_pf_stop(void)
+{
+    /* Calls are served always */
+}
+
+static const PostcopyAsyncOps async_pf_ops = {
+    .start = async_pf_start,
+    .stop = async_pf_stop,
+    .id = async_pf_id,
+    .can = async_pf_can,
+    .announce = async_pf_announce,
+    .halt = async_pf_suspend,
+};
+
+void kvm_arm_async_pf_init(void)
+{
+    /* It came with the state that is used here (Linux 6.0) */
+    async_pf_can_suspend = kvm_check_extension(kvm_state,
+                                               KVM_CAP_ARM_SYSTEM_SUSPEND);
+    postcopy_async_set_ops(&async_pf_ops);
+}
+
+int kvm_arm_async_pf_init_vcpu(ARMCPU *cpu)
+{
+    int ret;
+
+    if (cpu->kvm_async_pf != ARM_CPU(first_cpu)->kvm_async_pf) {
+        error_report("kvm-async-pf must be the same for all vCPUs");
+        return -EINVAL;
+    }
+    if (!cpu->kvm_async_pf || CPU(cpu) != first_cpu) {
+        return 0;
+    }
+    if (!kvm_arm_sdei_enabled()) {
+        error_report("kvm-async-pf=on needs kvm-sdei=on");
+        return -EINVAL;
+    }
+    if (!kvm_irqchip_in_kernel()) {
+        error_report("kvm-async-pf=on needs a GIC in the kernel: "
+                     "-machine kernel-irqchip=on");
+        return -EINVAL;
+    }
+    ret = kvm_arm_forward_calls(FN_BASE, FN_NUMBER);
+    if (ret) {
+        error_report("kvm-async-pf=on: KVM does not hand calls to QEMU: %s",
+                     strerror(-ret));
+        return ret;
+    }
+    kvm_arm_sdei_add_event(&(SdeiEvent) { .number = MISSING_EVENT });
+    return 0;
+}
+
+void kvm_arm_async_pf_reset_vcpu(ARMCPU *cpu)
+{
+    async_pf_forget(cpu);
+    cpu->async_pf.enabled = false;
+}
+
+/* State */
+
+static bool async_pf_needed(void *opaque)
+{
+    ARMCPU *cpu = opaque;
+
+    return cpu->async_pf.enabled;
+}
+
+static int async_pf_pre_load(void *opaque)
+{
+    ARMCPU *cpu = opaque;
+
+    if (!cpu->kvm_async_pf) {
+        error_report("CPU property kvm-async-pf is on on the source: start the "
+                     "destination with the same");
+        return -EINVAL;
+    }
+    return 0;
+}
+
+/*
+ * The source does not say which tokens the guest knows: no page is missing here
+ * for which it has to wait by those.
+ */
+static int async_pf_post_load(void *opaque, int version_id)
+{
+    ARMCPU *cpu = opaque;
+
+    if (cpu->async_pf.block % BLOCK_SIZE) {
+        error_report("kvm-async-pf: there is no data block at 0x%" PRIx64,
+                     cpu->async_pf.block);
+        return -EINVAL;
+    }
+    cpu->async_pf.enabled = true;
+    cpu->async_pf.wake_all = true;
+    return 0;
+}
+
+const VMStateDescription vmstate_kvm_arm_async_pf = {
+    .name = "cpu/kvm_async_pf",
+    .version_id = 1,
+    .minimum_version_id = 1,
+    .needed = async_pf_needed,
+    .pre_load = async_pf_pre_load,
+    .post_load = async_pf_post_load,
+    .fields = (const VMStateField[]) {
+        VMSTATE_UINT64(async_pf.block, ARMCPU),
+        VMSTATE_UINT32(async_pf.sent, ARMCPU),
+        VMSTATE_END_OF_LIST()
+    }
+};
+
+/* The property */
+
+static bool async_pf_get(Object *obj, Error **errp)
+{
+    return ARM_CPU(obj)->kvm_async_pf;
+}
+
+static void async_pf_set(Object *obj, bool value, Error **errp)
+{
+    ARM_CPU(obj)->kvm_async_pf = value;
+}
+
+void kvm_arm_async_pf_add_properties(ARMCPU *cpu)
+{
+    Object *obj = OBJECT(cpu);
+
+    object_property_add_bool(obj, "kvm-async-pf", async_pf_get, async_pf_set);
+    object_property_set_description(obj, "kvm-async-pf",
+                                    "Set on to let the guest be told of "
+                                    "missing pages in postcopy; needs "
+                                    "kvm-sdei.");
+}

@@ -1,0 +1,49 @@
+/*
+ * Async page faults for KVM's arm64 guests, served by QEMU
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef TARGET_ARM_KVM_ASYNC_PF_H
+#define TARGET_ARM_KVM_ASYNC_PF_H
+
+#include "cpu-qom.h"
+
+struct kvm_run;
+
+/* Of ARMCPU.  Used by the vCPU's thread, and while the VM is stopped. */
+typedef struct KVMArmAsyncPF {
+    /* The guest has told where its data block is, a guest physical address */
+    bool enabled;
+    uint64_t block;
+    /* The token that the guest has been sent and has not taken, or 0 */
+    uint32_t sent;
+    /* It is to forget the tokens it knows, and is told of none until it has */
+    bool wake_all;
+    /* Suspended until a kick */
+    bool suspended;
+} KVMArmAsyncPF;
+
+extern const VMStateDescription vmstate_kvm_arm_async_pf;
+
+/* Called once when KVM is set up */
+void kvm_arm_async_pf_init(void);
+
+void kvm_arm_async_pf_add_properties(ARMCPU *cpu);
+
+/* After kvm_arm_sdei_init_vcpu().  Returns -errno, and has said why. */
+int kvm_arm_async_pf_init_vcpu(ARMCPU *cpu);
+
+void kvm_arm_async_pf_reset_vcpu(ARMCPU *cpu);
+
+/* Bracket KVM_RUN, in the vCPU's thread and without the BQL */
+void kvm_arm_async_pf_pre_run(ARMCPU *cpu);
+void kvm_arm_async_pf_post_run(ARMCPU *cpu);
+
+/*
+ * The guest has called a function of SMCCC.  In the vCPU's thread, without the
+ * BQL.  Returns whether it was served.
+ */
+bool kvm_arm_async_pf_exit(ARMCPU *cpu, const struct kvm_run *run);
+
+#endif
