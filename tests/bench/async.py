@@ -101,6 +101,11 @@ def verdicts(results):
             first, *others = middle
             ratios = ", ".join(f"{middle[first] / middle[way]:.2f} times {way}" for way in others if middle[way])
             yield f"{cpus} vCPU(s), {kind}: {first} is {ratios}"
+            pairs = {way: [a[kind] / b[kind] for a, b in zip(ways[first], ways[way], strict=True) if b[kind]]
+                     for way in others}
+            yield "the same round by round: " + ", ".join(
+                f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f}) times {way}"
+                for way, found in pairs.items() if found)
         requests = {way: statistics.median(r["postcopy_requests_count"] for r in rounds)
                     for way, rounds in ways.items()}
         yield f"{cpus} vCPU(s), requests: " + ", ".join(f"{way} {n:.0f}" for way, n in requests.items())

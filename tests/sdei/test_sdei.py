@@ -56,7 +56,15 @@ def is_refused(both, reason):
 @on_aarch64("qemu", [FORK, INJECT], quick=[INJECT])
 def test_conformance(lab, qemu):
     with One(lab, qemu) as side:
-        assert check(side, "ready")["test_events"] == (qemu == INJECT)
+        end = check(side, "ready")
+        assert end["test_events"] == (qemu == INJECT)
+        assert not end["async_pf"]
+
+
+@on_aarch64(quick=True)
+def test_calls_of_async_page_faults(lab):
+    with One(lab, words=(*ON, "-global", "arm-cpu.kvm-async-pf=on")) as side:
+        assert check(side, "ready")["async_pf"]
 
 
 @on_aarch64("way, qemu", [("precopy", INJECT), ("postcopy", INJECT), ("precopy", FORK), ("postcopy", FORK)],

@@ -39,8 +39,8 @@ def rewrite(patches):
     diff = "".join(difflib.unified_diff(old.splitlines(True), new.splitlines(True),
                                         "a/migration/socket.c", "b/migration/socket.c"))
     mail = (patches / ALONE).read_text().partition("diff --git")[0]
-    theme, number = re.match(r"(.*)/(\d+)", (patches / "series").read_text().splitlines()[-1]).groups()
-    last = f"{theme}/{int(number) + 1:04}-x.patch"
+    theme, _, name = (patches / "series").read_text().splitlines()[-1].partition("/")
+    last = f"{theme}/{int(name[:4]) + 1:04}-x.patch"
     (patches / last).write_text(
         mail.replace("Upstream: yes", "Upstream: with-feature")
         + f"diff --git a/migration/socket.c b/migration/socket.c\n{diff}")

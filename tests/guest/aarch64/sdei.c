@@ -29,6 +29,17 @@
 #define PRIVATE_RESET       FN(0x11)
 #define SHARED_RESET        FN(0x12)
 
+/* Calls of async page faults, and what they return */
+#define APF(n)              (0xc6005100 + (n))
+#define APF_VERSION         APF(0)
+#define APF_ENABLE          APF(1)
+#define APF_DISABLE         APF(2)
+#define APF_TAKEN           APF(3)
+#define APF_EVENT           0x40400001
+#define APF_INTID           18
+#define APF_NOT_REQUIRED    (-2)
+#define APF_INVALID         (-3)
+
 #define PSCI_CPU_OFF        0x84000002
 #define PSCI_CPU_ON         0xc4000003
 #define PSCI_AFFINITY_INFO  0xc4000004
@@ -58,7 +69,7 @@ enum { TYPE, SIGNALED, PRIORITY, ROUTING_MODE, ROUTING_AFFINITY };
 /* The events: that of software, and those of builds for tests */
 enum { NORMAL, CRITICAL, COMMON, URGENT, EVENTS };
 static const uint32_t number[EVENTS] = { 0, 0x40400100, 0x40400101, 0x40400102 };
-static bool test_events;
+static bool test_events, async_pf;
 
 /* What an event's handler is given; of private events each processor has one */
 struct handler {
@@ -287,6 +298,47 @@ static void errors(void)
     }
     check(sdei(PRIVATE_RESET), SUCCESS);
     check(sdei(SHARED_RESET), SUCCESS);
+}
+
+/* Of async page faults, where QEMU has them; no page is missing here */
+static void async_page_faults(void)
+{
+    static uint8_t block[64] __attribute__((aligned(64)));
+    uint64_t where = (uintptr_t)block;
+    register uint64_t x0 asm("x0") = APF_VERSION;
+    register uint64_t x1 asm("x1") = 0;
+    register uint64_t x2 asm("x2") = 0;
+
+    asm volatile("hvc #0" : "+r"(x0), "+r"(x1), "+r"(x2) : : "memory", "x3");
+    async_pf = x0 != (uint64_t)NOT_SUPPORTED;
+    if (!async_pf) {
+        return;
+    }
+    uint64_t version = x0, event = x1, intid = x2;
+
+    check(version, 0x10000);
+    check(event, APF_EVENT);
+    check(intid, APF_INTID);
+    check(sdei(GET_INFO, APF_EVENT, TYPE), 0);
+    check(sdei(GET_INFO, APF_EVENT, SIGNALED), 1);
+    check(sdei(GET_INFO, APF_EVENT, PRIORITY), 0);
+    check(sdei(SIGNAL, APF_EVENT, affinity[0]), INVALID_PARAMETERS);
+
+    check(sdei(APF_DISABLE), APF_NOT_REQUIRED);
+    check(sdei(APF_TAKEN), APF_NOT_REQUIRED);
+    check(sdei(APF_ENABLE, where + 4), APF_INVALID);
+    check(sdei(APF_ENABLE, ROM_START), APF_INVALID);
+    check(sdei(APF_ENABLE, UART), APF_INVALID);
+    check(sdei(APF_ENABLE, -64), APF_INVALID);
+    check(sdei(APF_DISABLE), APF_NOT_REQUIRED);
+    check(sdei(APF_ENABLE, where), SUCCESS);
+    check(sdei(APF_ENABLE, where), SUCCESS);
+    check(sdei(APF_TAKEN), APF_NOT_REQUIRED);
+    check(sdei(APF_DISABLE), SUCCESS);
+    check(sdei(APF_DISABLE), APF_NOT_REQUIRED);
+    for (int n = 4; n < 0x10; n++) {
+        check(sdei(APF(n)), NOT_SUPPORTED);
+    }
 }
 
 static void states(void)
@@ -793,8 +845,9 @@ static void move(void)
         pause();
     }
     print("{\"event\": \"ready\", \"checks\": %u, \"failed\": %u, "
-          "\"test_events\": %u}\n",
-          (uint64_t)checks, (uint64_t)failed, (uint64_t)test_events);
+          "\"test_events\": %u, \"async_pf\": %u}\n",
+          (uint64_t)checks, (uint64_t)failed, (uint64_t)test_events,
+          (uint64_t)async_pf);
     /* None is lost, and none comes twice */
     do {
         uint32_t count = to->count;
@@ -848,6 +901,7 @@ _Noreturn void cpu_main(uint32_t cpu)
         on(other, first_state);
     }
     errors();
+    async_page_faults();
     states();
     in_handlers();
     registers();
