@@ -2,12 +2,9 @@
  * Async page faults for KVM's arm64 guests, served by QEMU
  *
  * KVM has none for arm64.  A guest that has missed a page is told by a private
- * event of SDEI, and that the page has come by a PPI; it says where its data
- * block is, and takes tokens, by SMCCC calls.  docs/async-pf.md has the
- * protocol, call by call.
- *
- * All accesses to the guest's data block are made by the vCPU's thread while it
- * is out of KVM_RUN, so that they meet none of this vCPU's own.
+ * event of SDEI, whose token it finds in its data block, and that pages have
+ * come by a PPI.  It says where its block is, and takes the tokens of pages
+ * that have come, by SMCCC calls.  docs/async-pf.md has the protocol.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -52,10 +49,8 @@ typedef enum Function {
 #define NOT_REQUIRED    (-2)
 #define INVALID         (-3)
 
-/* The guest's data block */
+/* The guest's data block: a token of 32 bits, the rest is reserved */
 #define BLOCK_SIZE      64
-#define MISSING_OFFSET  0
-#define READY_OFFSET    4
 #define ALL_TOKENS      UINT32_MAX
 
 #define CORE_REG(x) (KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE | \
@@ -64,32 +59,48 @@ typedef enum Function {
 /* Whether KVM can suspend a vCPU until an interrupt; set before it runs */
 static bool async_pf_can_suspend;
 
-static void async_pf_write(ARMCPU *cpu, unsigned offset, uint32_t value)
+static void async_pf_set_line(ARMCPU *cpu, bool up)
 {
-    address_space_stl_le(&address_space_memory, cpu->async_pf.block + offset,
-                         value, MEMTXATTRS_UNSPECIFIED, NULL);
+    if (cpu->async_pf.up != up) {
+        cpu->async_pf.up = up;
+        kvm_arm_set_irq(CPU(cpu)->cpu_index, KVM_ARM_IRQ_TYPE_PPI, READY_INTID,
+                        up);
+    }
 }
 
-static void async_pf_interrupt(ARMCPU *cpu, int level)
-{
-    kvm_arm_set_irq(CPU(cpu)->cpu_index, KVM_ARM_IRQ_TYPE_PPI, READY_INTID,
-                    level);
-}
-
-/* The guest knows no tokens any more, and does not take the last one */
+/* The guest knows no tokens any more */
 static void async_pf_forget(ARMCPU *cpu)
 {
     PostcopyAsyncVCPU *v = postcopy_async_vcpu(CPU(cpu));
 
-    if (cpu->async_pf.sent) {
-        async_pf_interrupt(cpu, 0);
-    }
-    cpu->async_pf.sent = 0;
+    async_pf_set_line(cpu, false);
     cpu->async_pf.wake_all = false;
     if (v) {
         postcopy_async_forget(v);
         postcopy_async_drained();
     }
+}
+
+static int64_t async_pf_disable(ARMCPU *cpu)
+{
+    if (!cpu->async_pf.enabled) {
+        return NOT_REQUIRED;
+    }
+    async_pf_forget(cpu);
+    cpu->async_pf.enabled = false;
+    return SUCCESS;
+}
+
+static bool async_pf_is_ram(hwaddr address)
+{
+    hwaddr offset, len = BLOCK_SIZE;
+    MemoryRegion *mr;
+
+    RCU_READ_LOCK_GUARD();
+    mr = address_space_translate(&address_space_memory, address, &offset, &len,
+                                 true, MEMTXATTRS_UNSPECIFIED);
+    return memory_access_is_direct(mr, true, MEMTXATTRS_UNSPECIFIED) &&
+           len == BLOCK_SIZE;
 }
 
 static unsigned async_pf_id(CPUState *cs)
@@ -131,90 +142,69 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
 static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 {
     ARMCPU *cpu = ARM_CPU(cs);
+    hwaddr block = cpu->async_pf.block;
 
-    async_pf_write(cpu, MISSING_OFFSET, number);
+    if (!async_pf_is_ram(block)) {
+        /* Unplugged, or a stream that lies */
+        async_pf_disable(cpu);
+        return POSTCOPY_ASYNC_WITHOUT;
+    }
+    /* This vCPU is out of KVM_RUN, and no other one has anything to do there */
+    address_space_stl_le(&address_space_memory, block, number,
+                         MEMTXATTRS_UNSPECIFIED, NULL);
     return kvm_arm_sdei_take(cpu, MISSING_EVENT) ? POSTCOPY_ASYNC_CAN :
            POSTCOPY_ASYNC_EVENT;
 }
 
+static bool async_pf_get_mp_state(CPUState *cs, uint32_t wanted)
+{
+    struct kvm_mp_state state;
+
+    return !kvm_vcpu_ioctl(cs, KVM_GET_MP_STATE, &state) &&
+           state.mp_state == wanted;
+}
+
+/*
+ * A reset that another vCPU asks for stops this one; should that come between
+ * the two ioctls, the guest runs on until QEMU resets it.
+ */
+static bool async_pf_set_mp_state(CPUState *cs, uint32_t from, uint32_t to)
+{
+    struct kvm_mp_state state = { .mp_state = to };
+
+    return async_pf_get_mp_state(cs, from) &&
+           !kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
+}
+
 static bool async_pf_suspend(CPUState *cs)
 {
-    struct kvm_mp_state state = { .mp_state = KVM_MP_STATE_SUSPENDED };
-
     ARM_CPU(cs)->async_pf.suspended =
-        !kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
+        async_pf_set_mp_state(cs, KVM_MP_STATE_RUNNABLE,
+                              KVM_MP_STATE_SUSPENDED);
     return ARM_CPU(cs)->async_pf.suspended;
 }
 
 /* Nobody but KVM sees it suspended: the guest comes back with the same exit */
 void kvm_arm_async_pf_post_run(ARMCPU *cpu)
 {
-    CPUState *cs = CPU(cpu);
-    struct kvm_mp_state state;
-
-    if (likely(!cpu->async_pf.suspended)) {
-        return;
+    if (unlikely(cpu->async_pf.suspended)) {
+        cpu->async_pf.suspended = false;
+        async_pf_set_mp_state(CPU(cpu), KVM_MP_STATE_SUSPENDED,
+                              KVM_MP_STATE_RUNNABLE);
     }
-    cpu->async_pf.suspended = false;
-    /* A reset that another vCPU has asked for stops this one */
-    if (kvm_vcpu_ioctl(cs, KVM_GET_MP_STATE, &state) ||
-        state.mp_state != KVM_MP_STATE_SUSPENDED) {
-        return;
-    }
-    state.mp_state = KVM_MP_STATE_RUNNABLE;
-    kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
 }
 
 void kvm_arm_async_pf_pre_run(ARMCPU *cpu)
 {
-    KVMArmAsyncPF *a = &cpu->async_pf;
-    CPUState *cs = CPU(cpu);
     PostcopyAsyncVCPU *v;
-    uint32_t number = ALL_TOKENS;
 
-    if (likely(!a->enabled)) {
+    if (likely(!cpu->async_pf.enabled) || cpu->async_pf.up) {
         return;
     }
-    v = postcopy_async_vcpu(cs);
-    if (likely(!a->wake_all) &&
-        (likely(!v) || likely(!postcopy_async_pending(v)))) {
-        return;
+    v = postcopy_async_vcpu(CPU(cpu));
+    if (cpu->async_pf.wake_all || (v && postcopy_async_pending(v))) {
+        async_pf_set_line(cpu, true);
     }
-    if (!kvm_arm_sdei_is_registered(cpu, MISSING_EVENT)) {
-        /* By kexec, say: the block may be something else by now */
-        a->enabled = false;
-        async_pf_forget(cpu);
-        return;
-    }
-    if (a->sent) {
-        /* Comes again when the guest has taken that */
-        if (v && !a->wake_all) {
-            postcopy_async_slot_busy(v);
-        }
-        return;
-    }
-    if (!a->wake_all) {
-        number = postcopy_async_next(v);
-    }
-    async_pf_write(cpu, READY_OFFSET, number);
-    a->sent = number;
-    async_pf_interrupt(cpu, 1);
-    trace_kvm_arm_async_pf_send(cs->cpu_index, number);
-    if (!a->wake_all) {
-        postcopy_async_sent(v);
-    }
-}
-
-static bool async_pf_is_ram(hwaddr address)
-{
-    hwaddr offset, len = BLOCK_SIZE;
-    MemoryRegion *mr;
-
-    RCU_READ_LOCK_GUARD();
-    mr = address_space_translate(&address_space_memory, address, &offset, &len,
-                                 true, MEMTXATTRS_UNSPECIFIED);
-    return memory_access_is_direct(mr, true, MEMTXATTRS_UNSPECIFIED) &&
-           len == BLOCK_SIZE;
 }
 
 static int64_t async_pf_enable(ARMCPU *cpu, uint64_t address)
@@ -228,70 +218,72 @@ static int64_t async_pf_enable(ARMCPU *cpu, uint64_t address)
     return SUCCESS;
 }
 
-static int64_t async_pf_disable(ARMCPU *cpu)
-{
-    if (!cpu->async_pf.enabled) {
-        return NOT_REQUIRED;
-    }
-    async_pf_forget(cpu);
-    cpu->async_pf.enabled = false;
-    return SUCCESS;
-}
-
-static int64_t async_pf_taken(ARMCPU *cpu)
+/* The line goes up again if there are more */
+static int64_t async_pf_taken(ARMCPU *cpu, uint64_t *number)
 {
     PostcopyAsyncVCPU *v = postcopy_async_vcpu(CPU(cpu));
-    uint32_t number = cpu->async_pf.sent;
 
-    if (!number) {
-        return NOT_REQUIRED;
-    }
-    async_pf_interrupt(cpu, 0);
-    cpu->async_pf.sent = 0;
-    if (number == ALL_TOKENS) {
+    async_pf_set_line(cpu, false);
+    if (cpu->async_pf.wake_all) {
         cpu->async_pf.wake_all = false;
-    } else if (v) {
+        *number = ALL_TOKENS;
+    } else if (v && cpu->async_pf.enabled && postcopy_async_pending(v)) {
+        *number = postcopy_async_next(v);
+        postcopy_async_sent(v);
         postcopy_async_taken(v);
         postcopy_async_drained();
+    } else {
+        *number = 0;
     }
-    return SUCCESS;
+    trace_kvm_arm_async_pf_taken(CPU(cpu)->cpu_index, *number);
+    return *number ? SUCCESS : NOT_REQUIRED;
+}
+
+void kvm_arm_async_pf_sdei_called(ARMCPU *cpu, const struct kvm_run *run)
+{
+    uint64_t function = run->hypercall.nr - SDEI_FN_BASE;
+
+    if (function != SDEI_EVENT_UNREGISTER && function != SDEI_PRIVATE_RESET) {
+        return;
+    }
+    if (cpu->async_pf.enabled &&
+        !kvm_arm_sdei_is_registered(cpu, MISSING_EVENT)) {
+        /* For kexec, say: the block is something else soon */
+        async_pf_disable(cpu);
+    }
 }
 
 bool kvm_arm_async_pf_exit(ARMCPU *cpu, const struct kvm_run *run)
 {
     CPUState *cs = CPU(cpu);
     uint64_t function = run->hypercall.nr - FN_BASE;
-    uint64_t x1, result;
+    uint64_t x[3] = { NOT_SUPPORTED };
     int ret;
 
     if (function >= FN_NUMBER) {
         return false;
     }
-    ret = kvm_get_one_reg(cs, CORE_REG(regs.regs[1]), &x1);
+    ret = kvm_get_one_reg(cs, CORE_REG(regs.regs[1]), &x[1]);
+    trace_kvm_arm_async_pf_call(cs->cpu_index, function, x[1]);
     switch (function) {
-    case FN_VERSION: {
-        uint64_t event = MISSING_EVENT, intid = READY_INTID;
-
-        result = VERSION;
-        ret |= kvm_set_one_reg(cs, CORE_REG(regs.regs[1]), &event) |
-               kvm_set_one_reg(cs, CORE_REG(regs.regs[2]), &intid);
+    case FN_VERSION:
+        x[0] = VERSION;
+        x[1] = MISSING_EVENT;
+        x[2] = READY_INTID;
+        ret |= kvm_set_one_reg(cs, CORE_REG(regs.regs[2]), &x[2]);
         break;
-    }
     case FN_ENABLE:
-        result = async_pf_enable(cpu, x1);
+        x[0] = async_pf_enable(cpu, x[1]);
         break;
     case FN_DISABLE:
-        result = async_pf_disable(cpu);
+        x[0] = async_pf_disable(cpu);
         break;
     case FN_TAKEN:
-        result = async_pf_taken(cpu);
-        break;
-    default:
-        result = NOT_SUPPORTED;
+        x[0] = async_pf_taken(cpu, &x[1]);
         break;
     }
-    trace_kvm_arm_async_pf_call(cs->cpu_index, function, x1, result);
-    ret |= kvm_set_one_reg(cs, CORE_REG(regs.regs[0]), &result);
+    ret |= kvm_set_one_reg(cs, CORE_REG(regs.regs[0]), &x[0]) |
+           kvm_set_one_reg(cs, CORE_REG(regs.regs[1]), &x[1]);
     /* Each of them is there on each processor */
     g_assert(!ret);
     return true;
@@ -322,7 +314,7 @@ static const PostcopyAsyncOps async_pf_ops = {
 
 void kvm_arm_async_pf_init(void)
 {
-    /* It came with the state that is used here (Linux 6.0) */
+    /* It came with the state that is used here (Linux 5.19) */
     async_pf_can_suspend = kvm_check_extension(kvm_state,
                                                KVM_CAP_ARM_SYSTEM_SUSPEND);
     postcopy_async_set_ops(&async_pf_ops);
@@ -386,8 +378,8 @@ static int async_pf_pre_load(void *opaque)
 }
 
 /*
- * The source does not say which tokens the guest knows: no page is missing here
- * for which it has to wait by those.
+ * The source does not say which tokens the guest knows, and whether the PPI was
+ * up: the guest is told to wake all tasks, whose pages it misses anew.
  */
 static int async_pf_post_load(void *opaque, int version_id)
 {
@@ -412,7 +404,6 @@ const VMStateDescription vmstate_kvm_arm_async_pf = {
     .post_load = async_pf_post_load,
     .fields = (const VMStateField[]) {
         VMSTATE_UINT64(async_pf.block, ARMCPU),
-        VMSTATE_UINT32(async_pf.sent, ARMCPU),
         VMSTATE_END_OF_LIST()
     }
 };

@@ -16,8 +16,8 @@ typedef struct KVMArmAsyncPF {
     /* The guest has told where its data block is, a guest physical address */
     bool enabled;
     uint64_t block;
-    /* The token that the guest has been sent and has not taken, or 0 */
-    uint32_t sent;
+    /* The PPI is up: there are tokens to be taken */
+    bool up;
     /* It is to forget the tokens it knows, and is told of none until it has */
     bool wake_all;
     /* Suspended until a kick */
@@ -45,5 +45,8 @@ void kvm_arm_async_pf_post_run(ARMCPU *cpu);
  * BQL.  Returns whether it was served.
  */
 bool kvm_arm_async_pf_exit(ARMCPU *cpu, const struct kvm_run *run);
+
+/* The guest has called a function of SDEI, which may have unregistered ours */
+void kvm_arm_async_pf_sdei_called(ARMCPU *cpu, const struct kvm_run *run);
 
 #endif

@@ -13,7 +13,6 @@
 #include "qemu/lockable.h"
 #include "qemu/main-loop.h"
 #include "qemu/rcu.h"
-#include "qapi/error.h"
 #include "hw/core/cpu.h"
 #include "migration/inject.h"
 #include "migration/vmstate.h"
@@ -68,18 +67,13 @@ bool kvm_arm_sdei_enabled(void)
                                                      CORE_REG(regs.regs[0])))
 #define SCTLR_EL1   ARM64_SYS_REG(3, 0, 1, 0, 0)
 
-/* KVM's, not QEMU's copy of all registers; the first @n of x0 to x17 alone */
+/* KVM's, while QEMU has none of its own; the first @n of x0 to x17 alone */
 static void kvm_arm_sdei_get_gprs(ARMCPU *cpu, SdeiRegs *regs, int n)
 {
     CPUState *cs = CPU(cpu);
 
     int ret = 0;
 
-    if (cs->vcpu_dirty) {
-        /* Of KVM, which takes it back; a stream's has been put before */
-        ret = kvm_arch_put_registers(cs, KVM_PUT_RUNTIME_STATE, &error_abort);
-        cs->vcpu_dirty = false;
-    }
     for (int i = 0; i < n; i++) {
         ret |= kvm_get_one_reg(cs, GPR(i), &regs->x[i]);
     }
@@ -132,23 +126,26 @@ static int kvm_arm_sdei_set_regs(ARMCPU *cpu, const SdeiRegs *was,
     CPUState *cs = CPU(cpu);
     int ret;
 
-    for (int i = 0; i < SDEI_GPRS; i++) {
-        ret = kvm_arm_sdei_set_reg(cs, GPR(i), was->x[i], regs->x[i]);
-        g_assert(!ret);
-    }
-    ret = kvm_arm_sdei_set_reg(cs, CORE_REG(regs.pc), was->pc, regs->pc) |
-          kvm_arm_sdei_set_reg(cs, CORE_REG(elr_el1), was->elr, regs->elr) |
-          kvm_arm_sdei_set_reg(cs, CORE_REG(spsr[KVM_SPSR_EL1]), was->spsr,
-                               regs->spsr);
-    g_assert(!ret);
-    /* Of a stream, the mode may be one that this host has not */
+    /*
+     * First: as long as PSTATE is that of 32 bits, KVM cuts x0 to x14 and the
+     * PC to as many.  Of a stream, the mode may be one that this host has not.
+     */
     ret = kvm_arm_sdei_set_reg(cs, CORE_REG(regs.pstate), was->pstate,
                                regs->pstate);
     if (ret) {
         error_report("kvm-sdei: KVM refuses PSTATE 0x%" PRIx64 ": %s",
                      regs->pstate, strerror(-ret));
+        return ret;
     }
-    return ret;
+    for (int i = 0; i < SDEI_GPRS; i++) {
+        ret |= kvm_arm_sdei_set_reg(cs, GPR(i), was->x[i], regs->x[i]);
+    }
+    ret |= kvm_arm_sdei_set_reg(cs, CORE_REG(regs.pc), was->pc, regs->pc) |
+           kvm_arm_sdei_set_reg(cs, CORE_REG(elr_el1), was->elr, regs->elr) |
+           kvm_arm_sdei_set_reg(cs, CORE_REG(spsr[KVM_SPSR_EL1]), was->spsr,
+                                regs->spsr);
+    g_assert(!ret);
+    return 0;
 }
 
 /* Delivery */
@@ -197,6 +194,13 @@ static void kvm_arm_sdei_work(CPUState *cs, run_on_cpu_data data)
     if (!kvm_arm_sdei_is_on(cs)) {
         sdei_reset_pe(cpu->sdei);
         return;
+    }
+    if (cs->vcpu_dirty) {
+        if (kvm_arch_put_registers(cs, KVM_PUT_RUNTIME_STATE, NULL)) {
+            /* kvm_cpu_exec() finds it out and stops the VM */
+            return;
+        }
+        cs->vcpu_dirty = false;
     }
     if (kvm_arm_sdei_deliver(cpu)) {
         vm_stop(RUN_STATE_INTERNAL_ERROR);

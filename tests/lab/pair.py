@@ -51,7 +51,7 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "postcopy_receive_twice", "qemu_loadvm_state_section", "loadvm_handle_cmd_packaged_received",
          "postcopy_async_off", "postcopy_async_announced", "postcopy_async_data",
          "postcopy_async_drained", "kvm_async_pf_send", "kvm_async_pf_enable",
-         "kvm_arm_async_pf_send", "kvm_arm_async_pf_call",
+         "kvm_arm_async_pf_taken", "kvm_arm_async_pf_call",
          "migration_completion_postcopy_end_after_complete",
          "kvm_guest_time_stop", "kvm_guest_time_start", "kvm_guest_time_clock",
          "kvm_guest_time_offset",

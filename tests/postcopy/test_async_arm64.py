@@ -70,8 +70,8 @@ def test_told_after_it_has_moved(lab, way):
             for side in pair.sides:
                 side.wait_status("completed")
         pair.until_reports(2)
-        calls = [text for name, text in pair.destination.trace() if name == "kvm_arm_async_pf_send"]
-        assert sum("token 0xffffffff" in text for text in calls) == 2, calls
+        taken = [text for name, text in pair.destination.trace() if name == "kvm_arm_async_pf_taken"]
+        assert sum("token 0xffffffff" in text for text in taken) == 2, taken
         pair.next()
         pair.postcopy(bandwidth=8 * MIB)
         until_announced(pair)
