@@ -156,24 +156,20 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
            POSTCOPY_ASYNC_EVENT;
 }
 
-static bool async_pf_get_mp_state(CPUState *cs, uint32_t wanted)
-{
-    struct kvm_mp_state state;
-
-    return !kvm_vcpu_ioctl(cs, KVM_GET_MP_STATE, &state) &&
-           state.mp_state == wanted;
-}
-
 /*
  * A reset that another vCPU asks for stops this one; should that come between
  * the two ioctls, the guest runs on until QEMU resets it.
  */
 static bool async_pf_set_mp_state(CPUState *cs, uint32_t from, uint32_t to)
 {
-    struct kvm_mp_state state = { .mp_state = to };
+    struct kvm_mp_state state;
 
-    return async_pf_get_mp_state(cs, from) &&
-           !kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
+    if (kvm_vcpu_ioctl(cs, KVM_GET_MP_STATE, &state) ||
+        state.mp_state != from) {
+        return false;
+    }
+    state.mp_state = to;
+    return !kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
 }
 
 static bool async_pf_suspend(CPUState *cs)

@@ -16,6 +16,7 @@ from tests.bench import bench, pictures
 from tests.bench.bench import Figures
 from tests.lab import program
 from tests.lab.lab import Lab
+from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.network import APPEND, Network, programs
 from tests.lab.pair import MIB, STOCK
@@ -30,8 +31,6 @@ WAYS = {
     "no exits": ("fork", "off", None),
     "stock": (STOCK, None, None),
 }
-# Of arm64's guests, in the fork
-ON = ("-global", "arm-cpu.kvm-sdei=on", "-global", "arm-cpu.kvm-async-pf=on")
 KINDS = {"computed": "computer", "memory operations": "writer"}
 
 
@@ -50,7 +49,7 @@ def at(lines, ms, thread):
 
 def migrate(lab, network, way, cpus, options):
     qemu, exits, asynchronous = WAYS[way]
-    on = ON if lab.arch == "aarch64" and qemu != STOCK else ()
+    on = ASYNC_PF[lab.arch] if qemu != STOCK else ()
     with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False,
                    wrapper=network.wrapper if network else (), memory_mb=options.memory + 96, mem=options.memory,
                    source_options=on, destination_options=on, writers=cpus, computers=cpus, interval=100) as pair:

@@ -27,6 +27,8 @@ NEWER = ("build/guest/newer.kernel", "build/guest/newer.initrd")
 MACHINE = {"x86_64": "pc", "aarch64": "virt,gic-version=3"}
 # On a busy host the TSC looks unstable while the guest boots
 WORDS = {"x86_64": ["console=ttyS0", "tsc=reliable"], "aarch64": ["console=ttyAMA0"]}
+# QEMU's, for a guest with async page faults: on arm64 it has them only where they are asked for
+ASYNC_PF = {"x86_64": (), "aarch64": ("-global", "arm-cpu.kvm-sdei=on", "-global", "arm-cpu.kvm-async-pf=on")}
 # What must not be in the guest's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault|"
                         r"blocked for more than|Out of memory|oom-kill|soft lockup|hard LOCKUP|rcu.*stall|segfault|"

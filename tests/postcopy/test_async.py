@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from tests.lab.arches import on_both
+from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import FORK, MIB, STOCK, until
 
 slow = pytest.mark.slow
 LOAD: dict[str, Any] = {"mem": 48, "writers": 2, "computers": 1, "forkers": 1, "interval": 100}
-# On arm64, guests have it only where it is asked for
-ON = {"x86_64": (), "aarch64": ("-global", "arm-cpu.kvm-sdei=on", "-global", "arm-cpu.kvm-async-pf=on")}
 BACKENDS = {
     None: None,
     "memfd-thp": "memory-backend-memfd",
@@ -42,7 +41,7 @@ def all_delivered(pair):
 
 def guest_with(lab, **options):
     """The guest, which has async page faults."""
-    on = ON[lab.arch]
+    on = ASYNC_PF[lab.arch]
     return LinuxPair(lab, **LOAD | {"exits": "on", "source_options": on, "destination_options": on} | options)
 
 
@@ -82,7 +81,7 @@ def test_split_irqchip(lab):
 def test_without(lab, way):
     qemu = STOCK if way == STOCK else FORK
     exits = {"exits": "on", "off": "off", STOCK: None}[way]
-    on = () if way == STOCK else ON[lab.arch]
+    on = () if way == STOCK else ASYNC_PF[lab.arch]
     with guest_with(lab, exits=exits, source=qemu, destination=qemu, source_options=on,
                     destination_options=on) as pair:
         if way != STOCK:

@@ -2,17 +2,18 @@
 """Async page faults of arm64: what is asked for on the command line, and cannot be had; and what QEMU does for a
 guest without them. What a guest makes of them: test_async.py."""
 from tests.lab.arches import on_aarch64
+from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair, LinuxSide
 from tests.lab.pair import FORK, MIB, STOCK, until
-from tests.postcopy.test_async import LOAD, ON, all_delivered, finish, guest_with, until_announced
+from tests.postcopy.test_async import LOAD, all_delivered, finish, guest_with, until_announced
 
-SDEI = ON["aarch64"][:2]
-ASYNC = ON["aarch64"][2:]
+ON = ASYNC_PF["aarch64"]
+SDEI, ASYNC = ON[:2], ON[2:]
 
 
 @on_aarch64("words, machine, reason", [
     (ASYNC, None, "kvm-async-pf=on needs kvm-sdei=on"),
-    (ON["aarch64"], "virt,gic-version=2,kernel-irqchip=off", "kvm-async-pf=on needs a GIC in the kernel"),
+    (ON, "virt,gic-version=2,kernel-irqchip=off", "kvm-async-pf=on needs a GIC in the kernel"),
 ], quick=True)
 def test_cannot_be_had(lab, words, machine, reason):
     ended = LinuxSide(lab, "source", FORK, words, {"machine": machine}).job.wait(30)
