@@ -11,6 +11,7 @@ pages, and no way helps much. Writes build/reports/async.json, async.md, async.s
 import argparse
 import itertools
 import statistics
+import time
 
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
@@ -38,13 +39,22 @@ def total(line, thread):
     return sum(value for name, value in line.items() if name.startswith(thread))
 
 
-def at(lines, ms, thread):
-    """A counter at that time: between two lines, as if it had advanced evenly."""
-    for a, b in itertools.pairwise(lines):
-        if a["ms"] <= ms < b["ms"]:
-            x, y = total(a, thread), total(b, thread)
-            return x + (y - x) * (ms - a["ms"]) / (b["ms"] - a["ms"])
-    raise ProgramError(f"the guest did not report until {ms} ms")
+def at(points, x):
+    """y there: between two points (x, y), as if it had advanced evenly."""
+    for (a, y), (b, z) in itertools.pairwise(points):
+        if a < x <= b:
+            return y + (z - y) * (x - a) / (b - a)
+    raise ProgramError(f"nothing was seen at {x:.0f}: only from {points[0][0]:.0f} to {points[-1][0]:.0f}")
+
+
+def watch(pair, before):
+    """(memory operations, pages that the source was asked for), again and again until post-copy ends."""
+    points = [(0.0, 0)]
+    while (info := pair.source.cmd("query-migrate"))["status"] == "postcopy-active":
+        if lines := pair.destination.report().lines:
+            points.append((total(lines[-1], "writer") - total(before, "writer"), info["ram"]["postcopy-requests"]))
+        time.sleep(0.1)
+    return points
 
 
 def migrate(lab, network, way, cpus, options):
@@ -52,17 +62,19 @@ def migrate(lab, network, way, cpus, options):
     on = ASYNC_PF[lab.arch] if qemu != STOCK else ()
     with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False,
                    wrapper=network.wrapper if network else (), memory_mb=options.memory + 96, mem=options.memory,
-                   source_options=on, destination_options=on, writers=cpus, computers=cpus, interval=100) as pair:
+                   source_options=on, destination_options=on, writers=cpus,
+                   computers=0 if options.writers_only else cpus, interval=100) as pair:
         if asynchronous:
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf=asynchronous)
         uri = pair.listen()
         uri = network.uri if network else pair.wire_of(SlowWire, uri, delay_us=options.delay).uri
         pair.postcopy(uri, bandwidth=int(options.rate * MIB))
+        before = pair.source.report().lines[-1]
+        requests = watch(pair, before)
         pair.destination.wait_status("completed")
         pair.check_memory()
         pair.check_threads()
         info = pair.destination.cmd("query-migrate")
-        before = pair.source.report().lines[-1]
         lines = [before] + [line for line in pair.destination.report().lines if line["ms"] > before["ms"]]
         end = before["ms"] + options.seconds * 1000
         took = pair.source.cmd("query-migrate")
@@ -72,10 +84,22 @@ def migrate(lab, network, way, cpus, options):
             "postcopy_requests_count": took["ram"]["postcopy-requests"],
             "exits_count": faults.get("exits"),
             "async": info.get("postcopy-async"),
-            **{kind: at(lines, end, thread) - total(before, thread) for kind, thread in KINDS.items()},
+            "requests_over_memory_operations": requests,
+            **{kind: at([(line["ms"], total(line, thread)) for line in lines], end) - total(before, thread)
+               for kind, thread in KINDS.items()},
             "over_time": {kind: [((line["ms"] - before["ms"]) / 1000, total(line, thread) - total(before, thread))
                                  for line in lines if line["ms"] <= end] for kind, thread in KINDS.items()},
         }
+
+
+def of_equal_work(results):
+    """To each run, the requests until the guest had done what the way of its round did that did least."""
+    for ways in results.values():
+        for runs in zip(*ways.values(), strict=True):
+            work = min(min(r["memory operations"], r["requests_over_memory_operations"][-1][0]) for r in runs)
+            for r in runs:
+                r["equal_memory_operations_count"] = work
+                r["equal_work_requests_count"] = at(r["requests_over_memory_operations"], work)
 
 
 def medians(rounds, what):
@@ -86,11 +110,12 @@ def medians(rounds, what):
 def show(results):
     for cpus, ways in results.items():
         print(f"{cpus} vCPU(s), medians (least to most):")
-        print(f"{'':14}{'computed':>26}{'memory operations':>26}{'requests':>22}{'total ms':>24}")
+        print(f"{'':14}{'computed':>26}{'memory operations':>26}{'requests':>22}"
+              f"{'of equal work':>24}{'total ms':>24}")
         for way, rounds in ways.items():
             print(f"{way:14}" + "".join(f"{medians(rounds, what):>{width}}" for what, width in (
                 ("computed", 26), ("memory operations", 26), ("postcopy_requests_count", 22),
-                ("total_time_ms", 24))))
+                ("equal_work_requests_count", 24), ("total_time_ms", 24))))
 
 
 def verdicts(results):
@@ -105,9 +130,10 @@ def verdicts(results):
             yield "the same round by round: " + ", ".join(
                 f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f}) times {way}"
                 for way, found in pairs.items() if found)
-        requests = {way: statistics.median(r["postcopy_requests_count"] for r in rounds)
-                    for way, rounds in ways.items()}
-        yield f"{cpus} vCPU(s), requests: " + ", ".join(f"{way} {n:.0f}" for way, n in requests.items())
+        for what, text in (("postcopy_requests_count", "in all"),
+                           ("equal_work_requests_count", "until the guest has done what the slowest way does")):
+            requests = {way: statistics.median(r[what] for r in rounds) for way, rounds in ways.items()}
+            yield f"{cpus} vCPU(s), requests {text}: " + ", ".join(f"{way} {n:.0f}" for way, n in requests.items())
         counts = [r["async"] for r in ways["exits, async"]]
         if all(counts):
             sums = {key: sum(c[key] for c in counts) for key in counts[0]}
@@ -128,8 +154,9 @@ def run(options):
                 for way in order:
                     say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
                     ways[way].append(migrate(lab, network, way, cpus, options))
+    of_equal_work(results)
     title = "A Linux guest during post-copy: async page faults from exits" + ", arm64" * arm
-    name = below("async", options.arch)
+    name = below("async" + "-writers" * options.writers_only, options.arch)
     link = f" (ping {network.round_trip_us:.0f} us)" if network else ""
     pictures.over_time(name, f"{title}, cumulative", {
         f"{cpus} vCPU(s): {kind}": {way: [r["over_time"][kind] for r in rounds] for way, rounds in ways.items()}
@@ -139,7 +166,7 @@ def run(options):
             f"```\n{bench.printed(show, results)}```\n" + "\n".join(f"* {line}" for line in verdicts(results)))
     bench.write(name, {"about": about, "settings": {
         "memory_mib": options.memory, "rate_mib_per_s": options.rate, "delay_us": options.delay,
-        "measured_s": options.seconds, "rounds_count": options.rounds},
+        "measured_s": options.seconds, "writers_only": options.writers_only, "rounds_count": options.rounds},
         "runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]},
         title, text, [(name, title)])
 
@@ -153,6 +180,7 @@ def main():
     parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="that the guest writes (96)")
     parser.add_argument("--rate", type=float, default=6, metavar="MIB", help="of the background, per second (6)")
     parser.add_argument("--delay", type=int, default=4000, metavar="US", help="of each direction (4000)")
+    parser.add_argument("--writers-only", action="store_true", help="no thread computes: the same work in each way")
     parser.add_argument("--seconds", type=float, default=16, help="that are measured (16)")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 8)
