@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock inject tests guest kernel aarch64 tsan check-quick check check-slow demo soak fuzz bench bench-demand-paging bench-postcopy bench-postcopy-more bench-fetch bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch help
+.PHONY: all build stock inject tests guest kernel aarch64 tsan check-quick check check-slow demo soak fuzz bench bench-demand-paging bench-postcopy bench-postcopy-more bench-fetch bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch install deb help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -123,6 +123,13 @@ lab-shell: guest kernel ## a shell in the lab's first-level machine
 branch:          ## the series as a git branch, one commit per theme: build/branch
 	@scripts/setup fork
 	@scripts/series branch
+
+install: build   ## install the fork, at the prefix that ./configure --prefix=DIR was given, below DESTDIR
+	@scripts/ninja build/fork all
+	@build/fork/pyvenv/bin/meson install -C build/fork --no-rebuild --quiet --destdir "$(abspath $(DESTDIR))"
+
+deb: build       ## a Debian package of the fork in /opt/qemu-fault-exits, beside the distribution's QEMU
+	@scripts/deb
 
 help:            ## this text
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 22

@@ -69,7 +69,8 @@ def libraries(path: Path, arch: str) -> dict[str, Path]:
     """Shared libraries of a program, with the loader: {path in the archive: file}; none if it is
     static."""
     if arch != "x86_64":
-        return _foreign_libraries(path, arch, {})
+        return {f"/lib/{name}": file for name, file in
+                libraries_in(_packages(arch) / f"usr/lib/{arch}-linux-gnu", path).items()}
     p = subprocess.run(["ldd", path], capture_output=True, text=True)
     libs: dict[str, Path] = {}
     for line in p.stdout.splitlines():
@@ -85,16 +86,19 @@ def _packages(arch: str) -> Path:
     return Path(tool(ROOT / "scripts" / "fetch", arch).strip())
 
 
-def _foreign_libraries(path: Path, arch: str, found: dict[str, Path]) -> dict[str, Path]:
-    """What ldd would tell."""
-    where = _packages(arch) / f"usr/lib/{arch}-linux-gnu"
-    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-d", path)):
-        if f"/lib/{name}" not in found:
-            file = where / name
-            if not file.exists():
-                raise BuildError(f"{path} needs {name}, which is not in {where}")
-            found[f"/lib/{name}"] = file
-            _foreign_libraries(file, arch, found)
+def libraries_in(where: Path, path: Path) -> dict[str, Path]:
+    """The same of a program for which they lie in a directory: {name: file}."""
+    found: dict[str, Path] = {}
+
+    def look(path: Path) -> None:
+        for name in re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-d", path)):
+            if name not in found:
+                found[name] = where / name
+                if not found[name].exists():
+                    raise BuildError(f"{path} needs {name}, which is not in {where}")
+                look(found[name])
+
+    look(path)
     return found
 
 

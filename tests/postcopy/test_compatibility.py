@@ -1,39 +1,51 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The fork and the QEMU that it is made from migrate to each other."""
+"""The fork migrates to and from the QEMU that it is made from, and Debian's newest. What comes of it is
+in build/reports/compatibility.md."""
+import contextlib
 from itertools import product
 
 import pytest
 
+from tests.lab import compatibility, peer, tls
 from tests.lab.arches import on_aarch64
 from tests.lab.pair import FORK, STOCK, Pair
+from tests.lab.peer import PEER
 
-WAYS = {"stock-to-fork": (STOCK, FORK), "fork-to-stock": (FORK, STOCK), "stock-to-stock": (STOCK, STOCK)}
+WITH_STOCK = {"stock-to-fork": (STOCK, FORK), "fork-to-stock": (FORK, STOCK), "stock-to-stock": (STOCK, STOCK)}
+WAYS = WITH_STOCK | {"peer-to-fork": (PEER, FORK), "fork-to-peer": (FORK, PEER)}
 MACHINES = ("pc-i440fx-10.0", "pc-q35-10.0")
 CHANNELS = {"preempt": ("postcopy-preempt",), "one-channel": ()}
 VIRT = "virt-10.0,gic-version=3"
 
 
-def precopy(lab, way, machine):
+@contextlib.contextmanager
+def pair_of(lab, way, machine, what, **options):
     source, destination = WAYS[way]
-    with Pair(lab, source=source, destination=destination, machine=machine, capabilities=None,
-              mem=8) as pair:
+    if PEER in (source, destination):
+        peer.put(lab)
+    with (compatibility.told(lab, source, destination, machine, what),
+          Pair(lab, source=source, destination=destination, machine=machine, mem=8, **options) as pair):
+        yield pair
+
+
+def precopy(lab, way, machine):
+    with pair_of(lab, way, machine, "pre-copy", capabilities=None) as pair:
         pair.precopy()
         pair.finish()
 
 
 def postcopy(lab, way, channels, machine):
-    source, destination = WAYS[way]
-    with Pair(lab, source=source, destination=destination, machine=machine,
-              capabilities=CHANNELS[channels], mem=8) as pair:
+    with pair_of(lab, way, machine, f"post-copy, {channels}", capabilities=CHANNELS[channels]) as pair:
         pair.postcopy()
         pair.finish()
-        if destination == FORK:
+        if WAYS[way][1] == FORK:
             assert pair.faults()["exits"] > 20
 
 
 def quick(way, machine, channels="preempt"):
-    """Stock QEMU alone is for make check-slow, and so is the second machine without preempt."""
-    return way != "stock-to-stock" and (machine == MACHINES[0] or channels == "preempt")
+    """Stock QEMU alone is for make check-slow, as is Debian's newest, which has to be fetched, and so is
+    the second machine without preempt."""
+    return way in ("stock-to-fork", "fork-to-stock") and (machine == MACHINES[0] or channels == "preempt")
 
 
 def choices(*of):
@@ -45,7 +57,7 @@ def test_precopy(lab, way, machine):
     precopy(lab, way, machine)
 
 
-@on_aarch64("way", WAYS)
+@on_aarch64("way", WITH_STOCK)
 def test_precopy_on_aarch64(lab, way):
     precopy(lab, way, VIRT)
 
@@ -55,7 +67,39 @@ def test_postcopy(lab, way, machine, channels):
     postcopy(lab, way, channels, machine)
 
 
-@on_aarch64("way, channels", product(WAYS, CHANNELS),
+@on_aarch64("way, channels", product(WITH_STOCK, CHANNELS),
             quick=[("stock-to-fork", "preempt"), ("fork-to-stock", "preempt")])
 def test_postcopy_on_aarch64(lab, way, channels):
     postcopy(lab, way, channels, VIRT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("way", WAYS)
+def test_multifd(lab, way, encrypted):
+    """Pre-copy by four connections."""
+    with pair_of(lab, way, MACHINES[0], "multifd" + ", TLS" * encrypted, capabilities=None,
+                 tls=tls.directory(lab) if encrypted else None) as pair:
+        for side in pair.sides:
+            side.cmd("migrate-set-capabilities", capabilities=[{"capability": "multifd", "state": True}])
+            side.cmd("migrate-set-parameters", multifd_channels=4)
+        pair.precopy()
+        pair.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels, encrypted", [("preempt", False), ("preempt", True), ("one-channel", False)],
+                         ids=["preempt", "preempt-tls", "one-channel"])
+@pytest.mark.parametrize("way", WAYS)
+def test_recovery(lab, way, channels, encrypted):
+    """Post-copy that loses its connection, and goes on."""
+    with pair_of(lab, way, MACHINES[0], f"recovery, {channels}" + ", TLS" * encrypted,
+                 capabilities=CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
+        wire = pair.wire(pair.listen())
+        pair.postcopy(wire.uri)
+        pair.destination.wait_event("timing")
+        wire.cut()
+        pair.wait_paused()
+        pair.recover()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()

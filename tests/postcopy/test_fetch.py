@@ -6,9 +6,11 @@ from itertools import product
 import pytest
 from qemu.qmp import ExecuteError
 
+from tests.lab import peer
 from tests.lab.arches import on_both
 from tests.lab.fetch_wire import END, PAGES, REQUEST, FetchWire
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
+from tests.lab.peer import PEER
 from tests.lab.wire import Close
 
 BACKENDS = {
@@ -104,7 +106,8 @@ def test_capabilities_later(lab):
 
 @pytest.mark.parametrize("ways", [
     "other-number", "fork-to-stock",
-    *(pytest.param(way, marks=slow) for way in ("stock-to-fork", "none-here", "none-there")),
+    *(pytest.param(way, marks=slow)
+      for way in ("stock-to-fork", "peer-to-fork", "fork-to-peer", "none-here", "none-there")),
 ])
 def test_refused(lab, ways):
     """Before anything is given up: the guest goes on on the source, and one line says why."""
@@ -114,8 +117,12 @@ def test_refused(lab, ways):
         "none-there": (FORK, FORK, (0, 4), "postcopy-fetch-channels is 0 on the source and 4 here"),
         "fork-to-stock": (FORK, STOCK, (4, 0), "load of migration failed"),
         "stock-to-fork": (STOCK, FORK, (0, 4), "postcopy-fetch-channels is 0 on the source and 4 here"),
+        "fork-to-peer": (FORK, PEER, (4, 0), "migration failed"),
+        "peer-to-fork": (PEER, FORK, (0, 4), "postcopy-fetch-channels is 0 on the source and 4 here"),
     }[ways]
-    with Pair(lab, source=source, destination=destination, fetch=fetch, mem=8) as pair:
+    if PEER in (source, destination):
+        peer.put(lab)
+    with Pair(lab, source=source, destination=destination, machine="pc-i440fx-10.0", fetch=fetch, mem=8) as pair:
         uri = pair.listen()
         pair.source.wait_ready()
         pair.source.cmd("migrate", uri=uri)

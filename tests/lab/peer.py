@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Debian's newest QEMU, of backports, as the other end of a migration, with its own libraries:
+
+    peer.put(lab)
+    with Pair(lab, destination=PEER): ...
+"""
+import functools
+import io
+import tarfile
+from pathlib import Path
+
+from tests.lab import initramfs
+from tests.lab.lab import Lab
+from tests.lab.paths import ROOT, qemu
+
+PEER = "peer"
+LOADER = "ld-linux-x86-64.so.2"
+# It starts the program with the libraries and the firmware beside it.
+SCRIPT = f"""#!/bin/sh
+here=${{0%/*}}
+exec "$here/lib/{LOADER}" --library-path "$here/lib" "$here/qemu" -L "$here/firmware" "$@"
+"""
+
+
+@functools.cache
+def _archive() -> bytes:
+    """What is put below build/peer of a lab: a tar file."""
+    root = Path(initramfs.tool(ROOT / "scripts" / "fetch", PEER).strip())
+    program = root / "usr/bin/qemu-system-x86_64"
+    lib = root / "usr/lib/x86_64-linux-gnu"
+    firmware = {p.name: p for d in ("qemu", "seabios") for p in (root / "usr/share" / d).iterdir()}
+    files = {"qemu": program}
+    files |= {f"lib/{name}": p for name, p in initramfs.libraries_in(lib, program).items()}
+    files |= {f"firmware/{name}": firmware[name] for name in initramfs.FIRMWARE["x86_64"]}
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=1, dereference=True) as tar:
+        for name, path in files.items():
+            tar.add(path.resolve(), name)
+        script = tarfile.TarInfo(Path(qemu("x86_64", PEER)).name)
+        script.size, script.mode = len(SCRIPT), 0o755
+        tar.addfile(script, io.BytesIO(SCRIPT.encode()))
+    return out.getvalue()
+
+
+def put(lab: Lab) -> None:
+    """Have it in the lab as PEER."""
+    path = qemu("x86_64", PEER)
+    if lab.run(f"test -e {path}").rc:
+        where = path.rsplit("/", 1)[0]
+        lab.run(f"mkdir -p {where} && tar -xz -C {where}", timeout=120, stdin=_archive(), check=True)
+
