@@ -21,8 +21,9 @@ MAXERROR_VALID = 1 << 6
 SYNCHRONIZED, FREERUNNING, UNRELIABLE = 2, 3, 4
 ADJUST = 123456789
 # After a vCPU has entered the guest, KVM reads its base clock anew, whose rate is that of the TSC to
-# 80 ns/s; in the lab the last vCPU comes to that some tenths of a second after the start.
-RELATION_NS = 100
+# 80 ns/s; in the lab the last vCPU comes to that some tenths of a second after the start, on a busy
+# host later.
+RELATION_NS, RELATION_NS_PER_S = 100, 80
 WAYS = pytest.mark.parametrize("postcopy", [
     pytest.param(False, id="precopy"), pytest.param(True, id="postcopy", marks=pytest.mark.slow)])
 
@@ -36,7 +37,7 @@ def exact(jump):
     """What every exact restoration has."""
     assert jump.backwards == 0, jump
     assert jump.offsets_differ == 0, jump.tsc
-    assert max(map(abs, jump.relation_ns)) <= RELATION_NS, jump.relation_ns
+    assert max(map(abs, jump.relation_ns)) <= RELATION_NS + RELATION_NS_PER_S * jump.settled_s, jump
     for event in jump.after:
         assert event["pv_flags"] == 3, "TSC_STABLE, and GUEST_STOPPED by KVM_KVMCLOCK_CTRL"
 
@@ -404,7 +405,7 @@ def test_differences_stay(lab, policy):
         # What the guest sees: with different offsets, KVM has no master clock and reads for each vCPU
         # the TSC, then its base clock. So the kvmclock is never behind, but ahead by the time between
         # the two. Interrupts are off then, but the lab's host may run something else for a time slice.
-        assert min(jump.relation_ns) >= -RELATION_NS, jump.relation_ns
+        assert min(jump.relation_ns) >= -RELATION_NS - RELATION_NS_PER_S * jump.settled_s, jump
         assert max(jump.relation_ns) < 0.1 * GAP_S * 1e9, jump.relation_ns
         assert (abs(jump.tsc_us[0]) <= 10) == (policy == "continuous")
 
@@ -494,7 +495,9 @@ def test_reset_and_hotplug(lab):
 
         pair.destination.cmd("set-action", reboot="reset")
         pair.destination.cmd("system_reset")
-        until(lambda: len(pair.destination.report().all("ready")) == 1, "the guest boots anew")
+        # A line that a vCPU was writing is without its end.
+        until(lambda: pair.lab.run(f"grep -c '\"ready\"' {pair.destination.console}").output.strip() == "1",
+              "the guest boots anew")
         of_all = offsets(pair.destination)
         assert len(of_all) == 3 and len(set(of_all)) == 1, of_all
 
@@ -644,7 +647,9 @@ def test_frequency_scaled(scaling_lab, percent):
     with held(scaling_lab, policy="continuous", source_options=cpu, destination_options=cpu) as pair:
         jump = pair.moved(GAP_S)
         assert max(map(abs, jump.tsc_us)) <= 10, jump.tsc_us
-        assert max(map(abs, jump.relation_ns)) <= RELATION_NS, jump.relation_ns
+        # KVM's clock for the guest runs by the scaled frequency, rounded down to a kHz, until then.
+        rate = RELATION_NS_PER_S + 1e9 / khz
+        assert max(map(abs, jump.relation_ns)) <= RELATION_NS + rate * jump.settled_s, jump
         assert jump.offsets_differ == jump.backwards == 0
         assert not pair.warnings()
         [seen] = {e["pv_flags"] for e in jump.after}

@@ -79,6 +79,7 @@ class Jump:
     before: list[Event]         # the guest's reports
     after: list[Event]
     khz: int
+    settled_s: float            # from the start to when KVM read its base clock last, before these reports
 
     @property
     def tsc_us(self) -> list[float]:
@@ -183,13 +184,17 @@ class ClockPair(TimePair):
         # At the TSC that the guest reported first
         relation = [kvmclock_ns(a, a["tsc"]) - kvmclock_ns(b, a["tsc"]) for b, a in zip(before, after, strict=True)]
         added = [t * 1e6 / tsc_khz() + r for t, r in zip(tsc, relation, strict=True)]
-        jump = Jump(tsc, added, relation, before, after, tsc_khz())
-        print(f"added to TSC {jump.tsc_us} us, to kvmclock {added} ns, relation {relation} ns")
+        start = numbers(side, "kvm_guest_time_start") if self.started(side) else {}
+        last = max(e["pv_time"] for e in after)
+        settled_s = max(0, last - start.get("kvmclock", last)) / 1e9
+        jump = Jump(tsc, added, relation, before, after, tsc_khz(), settled_s)
+        print(f"added to TSC {jump.tsc_us} us, to kvmclock {added} ns, relation {relation} ns, "
+              f"settled in {settled_s:.3f} s")
         return jump
 
-    def started(self) -> bool:
+    def started(self, side: Side | None = None) -> bool:
         """Whether the destination has set the clocks by the source's instant."""
-        return "kvm_guest_time_start" in dict(self.destination.trace())
+        return "kvm_guest_time_start" in dict((side or self.destination).trace())
 
     def passed_in_blackout_us(self, jump: Jump, side: Side | None = None) -> float:
         """Guest time from the instant of the stop to that of the start, on the destination."""
