@@ -39,7 +39,7 @@ def run(lab, case, options=""):
     return int(lab.run("cat /tmp/traced/log.* | grep -c -e postcopy_fault_exit -e kvm_exit_on_missing_enable").output)
 
 
-@on_both("case", CASES, quick=["recovery/plain"])
+@on_both("case", CASES)
 def test_postcopy(lab, case):
     # The guest writes 100 MiB all the time.
     assert run(lab, case)

@@ -27,10 +27,10 @@ def use_multifd(pair):
 
 
 @pytest.mark.parametrize("channel, says", [
-    pytest.param(BARE, b"", id="multifd-nothing"),
+    pytest.param(BARE, b"", id="multifd-nothing", marks=pytest.mark.slow),
     pytest.param(BARE, MAGIC_OF_MULTIFD[:1], id="multifd-a-byte"),
-    pytest.param(BARE, MAGIC_OF_MULTIFD, id="multifd-magic-alone"),
-    pytest.param(TLS, b"", id="tls-nothing"),
+    pytest.param(BARE, MAGIC_OF_MULTIFD, id="multifd-magic-alone", marks=pytest.mark.slow),
+    pytest.param(TLS, b"", id="tls-nothing", marks=pytest.mark.slow),
     pytest.param(TLS, HELLO, id="tls-a-part"),
 ])
 def test_destination_does_not_wait(lab, channel, says):

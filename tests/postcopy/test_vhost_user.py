@@ -105,13 +105,12 @@ class DiskPair(LinuxPair):
 
 @pytest.mark.parametrize("exits, channels, memory", [
     pytest.param("on", PREEMPT, "memfd", id="on-preempt"),
-    pytest.param("off", PREEMPT, "memfd", id="off-preempt"),
-    pytest.param("on", ONE_CHANNEL, "memfd", id="on-one-channel"),
-    pytest.param("off", ONE_CHANNEL, "memfd", id="off-one-channel"),
-    pytest.param("on", FETCH, "memfd", id="on-fetch"),
-    pytest.param("on", PREEMPT, "hugetlb", id="on-preempt-hugetlb"),
+    pytest.param("off", PREEMPT, "memfd", id="off-preempt", marks=slow),
+    pytest.param("on", ONE_CHANNEL, "memfd", id="on-one-channel", marks=slow),
+    pytest.param("off", ONE_CHANNEL, "memfd", id="off-one-channel", marks=slow),
+    pytest.param("on", FETCH, "memfd", id="on-fetch", marks=slow),
+    pytest.param("on", PREEMPT, "hugetlb", id="on-preempt-hugetlb", marks=slow),
 ])
-@slow
 def test_backend(lab, exits, channels, memory):
     """Its faults are served while the guest's are, each by its own way."""
     with DiskPair(lab, exits=exits, memory=memory, cpus=2, **channels) as pair:
@@ -127,6 +126,7 @@ def test_backend(lab, exits, channels, memory):
         pair.check_disk()
 
 
+@slow
 def test_recovery(lab):
     """The connection breaks while the backend waits for a page, which recovery asks for again."""
     with DiskPair(lab, exits="on", cpus=2) as pair:
