@@ -25,15 +25,16 @@ from typing import Any
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
 from tests.bench.host import EXIT_ON_MISSING, Host
-from tests.lab import program
+from tests.lab import peer, program
 from tests.lab.lab import Lab
 from tests.lab.network import APPEND, Network, programs
 from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import qemu
+from tests.lab.peer import PEER
 from tests.lab.program import ProgramError, aligned, quantile, say
 from tests.lab.text import search
 
-# QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --fetch adds to them.
+# QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --peer and --fetch add to them.
 VARIANTS: dict[str, tuple[str, str | None, int]] = {
     "stock": (STOCK, None, 0), "exits off": (FORK, "off", 0), "exits on": (FORK, "on", 0)}
 BACKENDS = {
@@ -346,13 +347,13 @@ def draw(name, title, measured):
     return drawn
 
 
-def machine(lab):
+def machine(lab, qemus=(STOCK, FORK)):
     return {
         "qemu_processors_count": lab.cpus,
         "qemu_kernel_release": lab.run("uname -r", check=True).output.strip(),
         "accelerator": " ".join(lab.qemu_words),
         "qemu_versions": {name: lab.run(f"{qemu(lab.arch, name)} --version", check=True).output.splitlines()[0]
-                          for name in (STOCK, FORK)},
+                          for name in qemus},
     }
 
 
@@ -373,16 +374,20 @@ def run(options):
         raise ProgramError("no strace: scripts/deps lab")
     about = bench.about()
     place = where(options)
+    if options.peer:
+        VARIANTS[f"QEMU {peer.version()}"] = (PEER, None, 0)
     VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in options.fetch})
     names = [name for name in VARIANTS if (name != "exits on" or place.exit_on_missing)
-             and (not options.variants or name in options.variants)]
+             and (not options.variants or name in options.variants or VARIANTS[name][0] == PEER)]
     # Huge pages: one of them at a time is what vCPUs meet in.
     cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus)
              for backend in options.backends for load in options.load or [None] for vcpus in options.cpus]
     measured: dict[Case, dict[str, list[Figures]]] = {case: {variant: [] for variant in names} for case in cases}
     counted: dict[Case, dict[str, Figures]] = {case: {} for case in cases} if options.count else {}
     with place as lab:
-        about |= machine(lab)
+        if options.peer:
+            peer.put(lab)
+        about |= machine(lab, [STOCK, FORK] + [PEER] * options.peer)
         network = Network(lab, options.delay, options.bandwidth) if options.network else None
         for n in range(options.rounds):
             first = n % len(names)
@@ -447,6 +452,7 @@ def main():
                         help="of pages that nobody asked for, per second (1; for hugetlb 16 times; 0: no limit)")
     parser.add_argument("--fetch", nargs="+", type=int, default=[], metavar="N",
                         help="also with so many fetch channels, and exits on")
+    parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU, with preempt as the others")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these, e.g. 'exits on' '4 channels'")
     parser.add_argument("--delay", type=int, metavar="US",
                         help="microseconds that each direction of a link between the QEMUs takes")
@@ -458,6 +464,8 @@ def main():
     options.network = options.delay is not None or bool(options.bandwidth)
     options.delay = options.delay or 0
     options.name = options.name or ("bench-postcopy-host" if options.host else "bench-postcopy")
+    if options.peer and options.host:
+        parser.error("--peer is for the lab")
     if options.network and options.host:
         parser.error("--delay and --bandwidth are for the lab: they need a network name space")
     if options.rounds is None:

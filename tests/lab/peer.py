@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.lab import initramfs
 from tests.lab.lab import Lab
 from tests.lab.paths import ROOT, qemu
+from tests.lab.text import search
 
 PEER = "peer"
 LOADER = "ld-linux-x86-64.so.2"
@@ -23,9 +24,21 @@ exec "$here/lib/{LOADER}" --library-path "$here/lib" "$here/qemu" -L "$here/firm
 
 
 @functools.cache
+def _root() -> Path:
+    return Path(initramfs.tool(ROOT / "scripts" / "fetch", PEER).strip())
+
+
+def version() -> str:
+    """11.1, for example."""
+    lib = _root() / "usr/lib/x86_64-linux-gnu"
+    told = initramfs.tool(lib / LOADER, "--library-path", lib, _root() / "usr/bin/qemu-system-x86_64", "--version")
+    return search(r"version (\d+\.\d+)", told)[1]
+
+
+@functools.cache
 def _archive() -> bytes:
     """What is put below build/peer of a lab: a tar file."""
-    root = Path(initramfs.tool(ROOT / "scripts" / "fetch", PEER).strip())
+    root = _root()
     program = root / "usr/bin/qemu-system-x86_64"
     lib = root / "usr/lib/x86_64-linux-gnu"
     firmware = {p.name: p for d in ("qemu", "seabios") for p in (root / "usr/share" / d).iterdir()}
