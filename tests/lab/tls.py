@@ -2,8 +2,11 @@
 """Keys for migration over TLS."""
 import base64
 import decimal
+import subprocess
+import tempfile
+from pathlib import Path
 
-from tests.lab.lab import Place
+from tests.lab.lab import Lab, Place
 
 
 def dh_parameters() -> str:
@@ -22,4 +25,29 @@ def directory(lab: Place) -> str:
     path = "/tmp/psk"
     lab.run(f"mkdir -p {path} && echo qemu:6a1d3a2b >{path}/keys.psk && "
             f"echo '{dh_parameters()}' >{path}/dh-params.pem", check=True)
+    return path
+
+
+def certificates(lab: Lab, address: str) -> str:
+    """A directory in the lab with X.509 certificates, by QEMU's names: of an authority, of a server at an
+    address, of a client."""
+    path = "/tmp/pki"
+    lab.run(f"mkdir -p {path}", check=True)
+
+    def openssl(*words: str | Path) -> None:
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *words],
+                       check=True, capture_output=True, cwd=here)
+
+    with tempfile.TemporaryDirectory() as here:
+        openssl("-subj", "/CN=authority", "-keyout", "ca-key.pem", "-out", "ca-cert.pem",
+                "-addext", "keyUsage=critical,keyCertSign")
+        for name in "server", "client":
+            openssl("-subj", f"/CN={name}", "-keyout", f"{name}-key.pem", "-out", f"{name}-cert.pem",
+                    "-CA", "ca-cert.pem", "-CAkey", "ca-key.pem", "-addext", f"subjectAltName=IP:{address}",
+                    "-addext", "basicConstraints=critical,CA:FALSE",
+                    "-addext", "keyUsage=critical,digitalSignature,keyEncipherment",
+                    "-addext", f"extendedKeyUsage={name}Auth")
+        Path(here, "dh-params.pem").write_text(dh_parameters())
+        for file in Path(here).iterdir():
+            lab.write_file(f"{path}/{file.name}", file.read_bytes())
     return path
