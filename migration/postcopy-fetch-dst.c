@@ -290,21 +290,28 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
         /* One that was left by an attempt to recover, which has failed */
         postcopy_fetch_close_channel(ch);
         /* Who pauses takes the main channel away first, then closes these */
-        QEMU_LOCK_GUARD(&mis->fetch->lock);
-        if (!mis->from_src_file) {
-            error_setg(errp, "postcopy: fetch channel %u has outlived the main "
-                       "one", id);
-            return;
+        WITH_QEMU_LOCK_GUARD(&mis->fetch->lock) {
+            if (!mis->from_src_file) {
+                error_setg(errp, "postcopy: fetch channel %u has outlived the "
+                           "main one", id);
+                return;
+            }
+            migration_ioc_register_yank(ioc);
+            qatomic_set(&ch->in, qemu_file_new_input(ioc));
+            ch->out = qemu_file_get_return_path(ch->in);
         }
-        migration_ioc_register_yank(ioc);
-        qatomic_set(&ch->in, qemu_file_new_input(ioc));
-        ch->out = qemu_file_get_return_path(ch->in);
+        trace_postcopy_fetch_accept(id);
+        /*
+         * It has been read: the same, back, is the answer.  The source goes on
+         * when it has that, and other threads may send requests before this
+         * one is back from sending: the lock makes them wait, since two that
+         * send at once would break a TLS session.  The few bytes fit into the
+         * socket's buffer, so that nobody waits with the lock for long.
+         */
+        if (!qio_channel_set_blocking(ioc, true, errp)) {
+            qio_channel_write_all(ioc, (char *)&hello, sizeof(hello), errp);
+        }
     }
-    trace_postcopy_fetch_accept(id);
-    /* It has been read: the same, back, is the answer */
-    qio_channel_write_all(ioc, (char *)&hello, sizeof(hello), errp);
-    /* Its thread waits, and so do those that send requests */
-    qio_channel_set_blocking(ioc, true, NULL);
 }
 
 /* Receiving */

@@ -69,8 +69,9 @@ def libraries(path: Path, arch: str) -> dict[str, Path]:
     """Shared libraries of a program, with the loader: {path in the archive: file}; none if it is
     static."""
     if arch != "x86_64":
-        return {f"/lib/{name}": file for name, file in
-                libraries_in(_packages(arch) / f"usr/lib/{arch}-linux-gnu", path).items()}
+        # The compiler's own, a sanitizer's for example, are beside it
+        where = (_packages(arch) / f"usr/lib/{arch}-linux-gnu", Path(f"/usr/{arch}-linux-gnu/lib"))
+        return {f"/lib/{name}": file for name, file in libraries_in(where, path).items()}
     p = subprocess.run(["ldd", path], capture_output=True, text=True)
     libs: dict[str, Path] = {}
     for line in p.stdout.splitlines():
@@ -86,17 +87,18 @@ def _packages(arch: str) -> Path:
     return Path(tool(ROOT / "scripts" / "fetch", arch).strip())
 
 
-def libraries_in(where: Path, path: Path) -> dict[str, Path]:
-    """The same of a program for which they lie in a directory: {name: file}."""
+def libraries_in(where: tuple[Path, ...], path: Path) -> dict[str, Path]:
+    """The same of a program for which they lie in directories: {name: file}."""
     found: dict[str, Path] = {}
 
     def look(path: Path) -> None:
         for name in re.findall(r"\(NEEDED\).*\[(.*)\]", tool("readelf", "-d", path)):
             if name not in found:
-                found[name] = where / name
-                if not found[name].exists():
-                    raise BuildError(f"{path} needs {name}, which is not in {where}")
-                look(found[name])
+                file = next((d / name for d in where if (d / name).exists()), None)
+                if not file:
+                    raise BuildError(f"{path} needs {name}, which is not in {' or '.join(map(str, where))}")
+                found[name] = file
+                look(file)
 
     look(path)
     return found

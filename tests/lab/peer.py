@@ -43,7 +43,7 @@ def _archive() -> bytes:
     lib = root / "usr/lib/x86_64-linux-gnu"
     firmware = {p.name: p for d in ("qemu", "seabios") for p in (root / "usr/share" / d).iterdir()}
     files = {"qemu": program}
-    files |= {f"lib/{name}": p for name, p in initramfs.libraries_in(lib, program).items()}
+    files |= {f"lib/{name}": p for name, p in initramfs.libraries_in((lib,), program).items()}
     files |= {f"firmware/{name}": firmware[name] for name in initramfs.FIRMWARE["x86_64"]}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz", compresslevel=1, dereference=True) as tar:
