@@ -268,7 +268,7 @@ def test_not_asked(lab):
     def change(frame, send):
         send(frame.pack())
         # One that is far from all that is touched: at the end of memory.
-        send(replace(frame, name=b"", offset=31 * MIB, length=4096, body=b"x" * 4096).pack())
+        send(replace(frame, name=b"pc.ram", offset=31 * MIB, length=4096, body=b"x" * 4096).pack())
 
     with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
         pair.postcopy(wire(pair, Lie, change=change).uri, bandwidth=64 << 10)
