@@ -128,11 +128,14 @@ stdio_handler = "file"
     def run(self, command: str, timeout: float = 120, *, check: bool = True) -> Result:
         return self.lab.run(self.command(command), timeout, check=check)
 
+    def _virsh(self, command: str) -> str:
+        return f"/usr/bin/virsh -c '{self.uri}' {command}"
+
     def virsh_job(self, command: str) -> Job:
-        return self.lab.job(self.command(f"/usr/bin/virsh -c '{self.uri}' {command}"))
+        return self.lab.job(self.command(self._virsh(command)))
 
     def virsh(self, command: str, timeout: float = 120, *, check: bool = True) -> Result:
-        result = self.run(f"/usr/bin/virsh -c '{self.uri}' {command}", timeout, check=check)
+        result = self.run(self._virsh(command), timeout, check=check)
         self.told(command, result)
         return result
 

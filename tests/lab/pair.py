@@ -499,6 +499,17 @@ class Pair(BasePair[Side]):
 
     side_type = Side
 
+    def broken_and_recovered(self) -> None:
+        """Post-copy to its end, whose connection is cut while the guest touches its memory."""
+        wire = self.wire(self.listen())
+        self.postcopy(wire.uri)
+        self.destination.wait_event("timing")
+        wire.cut()
+        self.wait_paused()
+        self.recover()
+        self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        self.finish()
+
     def check_memory(self) -> None:
         self.destination.wait_event("end")
         report = self.destination.report()

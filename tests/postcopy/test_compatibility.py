@@ -95,11 +95,4 @@ def test_recovery(lab, way, channels, encrypted):
     """Post-copy that loses its connection, and goes on."""
     with pair_of(lab, way, MACHINES[0], f"recovery, {channels}" + ", TLS" * encrypted,
                  capabilities=CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
-        wire = pair.wire(pair.listen())
-        pair.postcopy(wire.uri)
-        pair.destination.wait_event("timing")
-        wire.cut()
-        pair.wait_paused()
-        pair.recover()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
-        pair.finish()
+        pair.broken_and_recovered()

@@ -182,14 +182,7 @@ def test_tls(lab, backend, channels):
     """Encrypted; broken and recovered."""
     with Pair(lab, exits="on", backend=backend, tls=tls.directory(lab), **channels,
               **(HUGE if backend else SMALL)) as pair:
-        wire = pair.wire(pair.listen())
-        pair.postcopy(wire.uri)
-        pair.destination.wait_event("timing")
-        wire.cut()
-        pair.wait_paused()
-        pair.recover()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
-        pair.finish()
+        pair.broken_and_recovered()
 
 
 @on_both()
