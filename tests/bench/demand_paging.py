@@ -12,13 +12,13 @@ import statistics
 
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
-from tests.lab import program
+from tests.lab import interface, program
 from tests.lab.lab import Lab
 from tests.lab.program import say
 
 PROGRAM = "build/tests/demand-paging"
 BASE = "one reader"
-VARIANTS = {BASE: "", "exits": "-w", "exits, mapped at once": "-w -p"}
+VARIANTS = {BASE: "", "exits": "-w", "exits, mapped at once": "-w -p", "exits by a bitmap": "-w -t"}
 # The first is what the kernel series was measured with.
 KINDS = {"minor faults of shmem": "-u minor -s shmem", "missing anonymous memory": "-u missing -s anonymous"}
 # What exits must reach: at up to so many vCPUs, times the rate of one reader.
@@ -99,6 +99,7 @@ def run(options):
         kind: {vcpus: {v: [] for v in VARIANTS} for vcpus in options.vcpus} for kind in kinds}
     say("boot the lab")
     with Lab(name="demand-paging", memory_mb=1024 + 2 * options.memory * max(options.vcpus)) as lab:
+        interface.offer(lab, *interface.ALL)
         about |= {"l1_processors_count": lab.cpus,
                   "l1_kernel_release": lab.run("uname -r", check=True).output.strip()}
         names = list(VARIANTS)

@@ -2,10 +2,10 @@
 """tests/bench/demand-paging in the lab: who serves its faults, and what it refuses."""
 import json
 
+from tests.lab import interface
 from tests.lab.arches import on_both
 from tests.lab.paths import below
 
-SWITCH = "/sys/module/kvm/parameters/exit_on_missing"
 PAGES = 512     # of two vCPUs with 1 MiB each
 
 
@@ -39,6 +39,14 @@ def test_mapped_at_once(lab):
     assert_exits(measure(lab, "-a -w -p"))
 
 
+@on_both("options", ["", "-u minor -s shmem", "-b 4 -s hugetlb"], quick=[""])
+def test_bitmap(lab, options):
+    with interface.offered(lab, interface.USERFAULT):
+        figures = measure(lab, f"-w -t {options}")
+    assert (figures["exits_count"], figures["uffd_events_count"]) == (4 if "huge" in options else PAGES, 0)
+    assert figures["bad_pages_count"] == 0
+
+
 @on_both()
 def test_huge_pages(lab):
     figures = measure(lab, "-b 4 -s hugetlb -w")
@@ -56,9 +64,7 @@ def test_shared(lab):
 
 @on_both()
 def test_refused(lab):
-    lab.run(f"echo N >{SWITCH}", check=True)
-    try:
-        result = lab.run(f"{program(lab)} -w")
-    finally:
-        lab.run(f"echo Y >{SWITCH}", check=True)
-    assert result.rc == 2 and "no KVM_MEM_EXIT_ON_MISSING" in result.output
+    with interface.offered(lab):
+        exits, bitmap = lab.run(f"{program(lab)} -w"), lab.run(f"{program(lab)} -w -t")
+    assert exits.rc == 2 and "no KVM_MEM_EXIT_ON_MISSING" in exits.output
+    assert bitmap.rc == 2 and "no KVM_MEM_USERFAULT" in bitmap.output

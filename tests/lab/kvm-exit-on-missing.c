@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * Tests the kernel's side of KVM_MEM_EXIT_ON_MISSING, without QEMU. Prints TAP.
- * usage: kvm-exit-on-missing            on a kernel that has it
- *        kvm-exit-on-missing --hidden   on one that does not, or hides it
+ * usage: kvm-exit-on-missing              on a kernel that has it
+ *        kvm-exit-on-missing --hidden     on one that does not, or hides it
+ *        kvm-exit-on-missing --userfault  on one that has KVM_MEM_USERFAULT and hides the other
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,12 +28,15 @@
 /* The interface, as docs/ tells it; the build machine's headers do not know it. */
 #define MEM_EXIT_ON_MISSING (1u << 3)
 #define CAP_EXIT_ON_MISSING 10236
+#define MEM_USERFAULT MEM_EXIT_ON_MISSING   /* with a bitmap */
+#define CAP_USERFAULT 10243
 #define CAP_MEMORY_FAULT_INFO 232
 #define CAP_PRE_FAULT_MEMORY 236
 #define EXIT_MEMORY_FAULT 39
 #define FAULT_READ 1
 #define FAULT_WRITE 2
 #define FAULT_EXEC 4
+#define FAULT_USERFAULT 16
 #define PAGE 4096ul
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -42,7 +46,8 @@ struct region2 {
     uint32_t slot, flags;
     uint64_t gpa, size, hva, gmem_offset;
     uint32_t gmem_fd, pad1;
-    uint64_t pad2[14];
+    uint64_t userfault_bitmap;
+    uint64_t pad2[13];
 };
 #define SET_REGION2 _IOW(KVMIO, 0x49, struct region2)
 
@@ -123,6 +128,13 @@ static int set_slot(unsigned slot, uint32_t flags, uint64_t gpa, size_t size, vo
     int r = v2 ? ioctl(vm, SET_REGION2, &r2) : ioctl(vm, KVM_SET_USER_MEMORY_REGION, &r1);
 
     return r ? errno : 0;
+}
+
+static int set_userfault_slot(unsigned slot, uint32_t flags, uint64_t gpa, size_t size, void *hva, const void *bitmap)
+{
+    struct region2 r2 = { slot, flags, gpa, size, (uintptr_t)hva, .userfault_bitmap = (uintptr_t)bitmap };
+
+    return ioctl(vm, SET_REGION2, &r2) ? errno : 0;
 }
 
 static void *map(size_t size)
@@ -492,9 +504,154 @@ static void test_huge(void)
     ok(is_done(error, -1) && huge[HUGE - 1] == 0x5a, "the rest of the 2 MiB does not exit");
 }
 
+static void test_userfault_ioctls(void)
+{
+    static uint64_t bitmap[2];
+    void *mem = map(TEST_SIZE);
+    uint64_t gpa = 0x1000000;
+
+    ok(ioctl(kvm, KVM_CHECK_EXTENSION, CAP_USERFAULT) == 1, "the capability tells 1");
+    ok(ioctl(vm, KVM_CHECK_EXTENSION, CAP_USERFAULT) == 1, "the capability of the VM tells 1");
+    ok(set_slot(9, MEM_USERFAULT, gpa, TEST_SIZE, mem, false) == EINVAL,
+       "SET_USER_MEMORY_REGION, which has no bitmap: EINVAL");
+    ok(set_slot(9, MEM_USERFAULT, gpa, TEST_SIZE, mem, true) == EINVAL, "no bitmap: EINVAL");
+    ok(set_userfault_slot(9, MEM_USERFAULT, gpa, TEST_SIZE, mem, (char *)bitmap + 4) == EINVAL,
+       "a bitmap that is not aligned: EINVAL");
+    ok(set_userfault_slot(9, MEM_USERFAULT, gpa, TEST_SIZE, mem, (void *)(1ul << 63)) == EINVAL,
+       "a bitmap of the kernel: EINVAL");
+    ok(set_userfault_slot(9, MEM_USERFAULT | KVM_MEM_READONLY, gpa, TEST_SIZE, mem, bitmap) == EINVAL,
+       "with READONLY: EINVAL");
+    ok(set_userfault_slot(9, MEM_USERFAULT | KVM_MEM_LOG_DIRTY_PAGES, gpa, TEST_SIZE, mem, bitmap) == 0,
+       "with LOG_DIRTY_PAGES");
+    ok(set_userfault_slot(9, KVM_MEM_LOG_DIRTY_PAGES, gpa, TEST_SIZE, mem, NULL) == 0, "the flag off, logging kept");
+    ok(set_userfault_slot(9, 0, gpa, 0, mem, NULL) == 0, "delete");
+}
+
+static void test_userfault(void)
+{
+    static const struct {
+        const char *name;
+        unsigned what, flags;
+    } kinds[] = {
+        { "read", READ, FAULT_READ | FAULT_USERFAULT },
+        { "write", WRITE, FAULT_WRITE | FAULT_USERFAULT },
+        { "exec", EXEC, FAULT_EXEC | FAULT_USERFAULT },
+    };
+    static uint64_t bitmap = ~0ull;     /* TEST_SIZE is 64 pages */
+    const uint64_t there = TEST_GPA + 0x123;
+    unsigned page = 0;
+    int error;
+
+    ok(set_userfault_slot(1, MEM_USERFAULT, TEST_GPA, TEST_SIZE, test_mem, &bitmap) == 0, "a slot with a bitmap");
+    for (unsigned i = 0; i < 3; i++, page++) {
+        uint64_t gpa = TEST_GPA + page * PAGE;
+
+        start_at(kinds[i].what, gpa + (i < 2 ? 0x123 : 0));
+        error = enter();
+        ok(is_missing(error, gpa, kinds[i].flags), "%s of a page whose bit is set exits", kinds[i].name);
+        ok(uffd_event(0) == 0, "%s does not reach userfaultfd", kinds[i].name);
+        memset(contents, 0xf4, PAGE);
+        memcpy(contents, end_code, sizeof(end_code));
+        copy_contents(test_mem + page * PAGE, UFFDIO_COPY_MODE_DONTWAKE);
+        error = enter();
+        ok(is_missing(error, gpa, kinds[i].flags), "%s exits while the bit is set, though the page is there",
+           kinds[i].name);
+        __atomic_and_fetch(&bitmap, ~(1ull << page), __ATOMIC_RELEASE);
+        error = enter();
+        ok(is_done(error, i ? -1 : 0xf4), "%s goes on when the bit is clear", kinds[i].name);
+    }
+
+    bitmap &= ~(1ull << page);
+    by_uffd(TEST_GPA + page * PAGE, test_mem + page * PAGE, "bit clear");
+    page++;
+
+    struct uffdio_zeropage zero = {
+        .range = { (uintptr_t)test_mem + page * PAGE, PAGE }, .mode = UFFDIO_ZEROPAGE_MODE_DONTWAKE,
+    };
+    ioctl(uffd, UFFDIO_ZEROPAGE, &zero);
+    bitmap &= ~(1ull << page);
+    start_at(READ, TEST_GPA + page * PAGE);
+    error = enter();
+    ok(is_done(error, 0), "a zero page, which the host maps read-only, does not exit");
+    page++;
+
+    bitmap |= 1;
+    start_at(READ, there);
+    error = enter();
+    ok(is_done(error, 0xf4), "a bit that is set later: the page is mapped still");
+    ok(set_userfault_slot(1, 0, TEST_GPA, TEST_SIZE, test_mem, NULL) == 0, "clear the flag of a slot in use");
+    start_at(READ, there);
+    error = enter();
+    ok(is_done(error, 0xf4), "without the flag, bits do not matter");
+    ok(set_userfault_slot(1, MEM_USERFAULT, TEST_GPA, TEST_SIZE, test_mem, &bitmap) == 0,
+       "set the flag of a slot in use");
+    start_at(READ, there);
+    error = enter();
+    ok(is_missing(error, TEST_GPA, FAULT_READ | FAULT_USERFAULT), "what was mapped before exits: its bit is set");
+    bitmap &= ~1ull;
+
+    ok(set_userfault_slot(1, MEM_USERFAULT | KVM_MEM_LOG_DIRTY_PAGES, TEST_GPA, TEST_SIZE, test_mem, &bitmap) == 0,
+       "dirty logging on, flag kept");
+    start_at(WRITE, TEST_GPA + page * PAGE);
+    error = enter();
+    ok(is_missing(error, TEST_GPA + page * PAGE, FAULT_WRITE | FAULT_USERFAULT), "a write exits with dirty logging");
+    copy_page(test_mem + page * PAGE, 0x22, UFFDIO_COPY_MODE_DONTWAKE);
+    bitmap &= ~(1ull << page);
+    error = enter();
+    uint64_t dirty = 0;
+    struct kvm_dirty_log log = { .slot = 1, .dirty_bitmap = &dirty };
+    ok(is_done(error, -1) && ioctl(vm, KVM_GET_DIRTY_LOG, &log) == 0 && dirty == 1ull << page,
+       "and the page is logged as dirty");
+
+    void *gone = map(PAGE);
+    ok(set_userfault_slot(1, MEM_USERFAULT | KVM_MEM_LOG_DIRTY_PAGES, TEST_GPA, TEST_SIZE, test_mem, gone) == EINVAL,
+       "another bitmap while the flag stays: EINVAL");
+    ok(set_userfault_slot(1, 0, TEST_GPA, TEST_SIZE, test_mem, NULL) == 0, "the flag off");
+    ok(set_userfault_slot(1, MEM_USERFAULT, TEST_GPA, TEST_SIZE, test_mem, gone) == 0, "another bitmap");
+    munmap(gone, PAGE);
+    start_at(READ, there);
+    error = enter();
+    ok(error == EFAULT && run->exit_reason != EXIT_MEMORY_FAULT, "a bitmap that is gone: EFAULT without the exit");
+    ok(set_userfault_slot(1, 0, TEST_GPA, TEST_SIZE, test_mem, NULL) == 0, "the flag off");
+}
+
+/* Bits of a huge page count one by one. */
+static void test_userfault_huge(void)
+{
+    static uint64_t bitmap[HUGE / PAGE / 64];
+    uint8_t *huge = mmap(NULL, HUGE, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE, -1, 0);
+    int error;
+
+    if (huge == MAP_FAILED) {
+        bail("no page of 2 MiB (hugepages=)");
+    }
+    memset(huge, 0x44, HUGE);
+    bitmap[0] = 2;
+    ok(set_userfault_slot(2, MEM_USERFAULT, HUGE_GPA, HUGE, huge, bitmap) == 0, "a slot of hugetlb memory");
+    start_at(READ, HUGE_GPA);
+    error = enter();
+    ok(is_done(error, 0x44), "page 0 of 2 MiB, whose bit is clear, is mapped");
+    start_at(READ, HUGE_GPA + PAGE);
+    error = enter();
+    ok(is_missing(error, HUGE_GPA + PAGE, FAULT_READ | FAULT_USERFAULT), "page 1 of them exits");
+    start_at(READ, HUGE_GPA + 2 * PAGE);
+    error = enter();
+    ok(is_done(error, 0x44), "page 2 of them is mapped");
+    ok(set_userfault_slot(2, MEM_USERFAULT | KVM_MEM_LOG_DIRTY_PAGES, HUGE_GPA, HUGE, huge, bitmap) == 0 &&
+       set_userfault_slot(2, MEM_USERFAULT, HUGE_GPA, HUGE, huge, bitmap) == 0, "dirty logging on and off");
+    start_at(READ, HUGE_GPA);
+    error = enter();
+    ok(is_done(error, 0x44), "page 0 is mapped");
+    start_at(READ, HUGE_GPA + PAGE);
+    error = enter();
+    ok(is_missing(error, HUGE_GPA + PAGE, FAULT_READ | FAULT_USERFAULT), "page 1 exits as before");
+}
+
 int main(int argc, char **argv)
 {
     bool hidden = argc == 2 && !strcmp(argv[1], "--hidden");
+    bool by_bitmap = argc == 2 && !strcmp(argv[1], "--userfault");
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     alarm(120); /* nothing here may sleep for good */
@@ -507,7 +664,10 @@ int main(int argc, char **argv)
         bail("KVM_CREATE_VM");
     }
     int before = warnings();
-    test_ioctls(hidden);
+    test_ioctls(hidden || by_bitmap);
+    if (by_bitmap) {
+        test_userfault_ioctls();
+    }
 
     uint8_t *code = map(PAGE);
     memcpy(code, guest_code, sizeof(guest_code));
@@ -515,7 +675,10 @@ int main(int argc, char **argv)
     make_vcpu();
     test_mem = map(TEST_SIZE);
     make_uffd(test_mem, TEST_SIZE);
-    if (hidden) {
+    if (by_bitmap) {
+        test_userfault();
+        test_userfault_huge();
+    } else if (hidden) {
         set_test_slot(0, "a slot");
         by_uffd(TEST_GPA, test_mem, "no flag");
     } else {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The lab: a first-level machine (L1) whose Linux has KVM_MEM_EXIT_ON_MISSING.
+"""The lab: a first-level machine (L1) whose KVM exits for missing memory.
 
     with Lab() as lab:
         print(lab.run("dmesg | tail -n 3").output)
@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
-from tests.lab import initramfs
+from tests.lab import initramfs, interface
 from tests.lab.paths import BUILD, FORK, LAB
 
 AGENT_PORT = 1
@@ -302,7 +302,8 @@ class Lab:
         initramfs.build(archive, self.extra, self.arch)
 
         # panic=-1 ends the machine.
-        append = [*self.machine.linux, "panic=-1", f"hugepages={self.hugepages}"]
+        append = [*self.machine.linux, "panic=-1", f"hugepages={self.hugepages}",
+                  *interface.boot_words(interface.chosen())]
         if self.arch == "x86_64":
             append += [f"tsc_early_khz={tsc_khz()}"]
         serial = f"file,path={self.serial_log}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import interface
 from tests.lab.arches import on_both
 from tests.lab.lab import CommandFailed, CommandTimeout, KernelComplaint, Lab, LabError
 from tests.lab.paths import below
@@ -40,12 +41,16 @@ def test_kernel_interface(lab):
 
 @on_both(quick=True)
 def test_kernel_interface_hidden_at_run_time(lab):
-    switch = "/sys/module/kvm/parameters/exit_on_missing"
-    lab.run(f"echo N >{switch}", check=True)
-    try:
+    with interface.offered(lab):
         assert tap(lab.run(f"{abi(lab.arch)} --hidden")) > 20
-    finally:
-        lab.run(f"echo Y >{switch}", check=True)
+
+
+@on_both(quick=True)
+def test_userfault_interface(lab):
+    with interface.offered(lab, interface.USERFAULT):
+        assert tap(lab.run(f"{abi(lab.arch)} --userfault")) > 60
+    # The test program does tell the one from the other.
+    assert lab.run(f"{abi(lab.arch)} --userfault").rc == 1
 
 
 @pytest.mark.parametrize("arch", ["x86_64", pytest.param("aarch64", marks=pytest.mark.slow)])

@@ -9,6 +9,16 @@
 #include <sys/mman.h>
 
 #define ABI_MEM_EXIT_ON_MISSING (1u << 3)
+#define ABI_MEM_USERFAULT (1u << 3)
+
+struct abi_region2 {
+    uint32_t slot, flags;
+    uint64_t gpa, size, hva, gmem_offset;
+    uint32_t gmem_fd, padding1;
+    uint64_t userfault_bitmap, padding2[13];
+};
+#define ABI_SET_REGION2 _IOW(KVMIO, 0x49, struct abi_region2)
+
 #define ABI_EXIT_MEMORY_FAULT 39
 
 struct abi_memory_fault {

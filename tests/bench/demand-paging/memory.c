@@ -13,6 +13,8 @@
 #include "kvm-abi.h"
 #include "memory.h"
 
+#define WORD (8 * sizeof(unsigned long))
+
 /* A page of the source: zeros, which vCPUs write to, and at its end its own number. */
 static uint64_t *page_number(uint8_t *page, size_t page_size)
 {
@@ -100,12 +102,28 @@ struct memory make_memory(const struct options *o)
 
         m.uffd[i] = make_uffd(&m, m.guest + i * size, size);
     }
+    if (o->bitmap) {
+        size_t bytes = (m.size / sysconf(_SC_PAGESIZE) + WORD - 1) / WORD * sizeof(*m.bitmap);
+
+        m.bitmap = malloc(bytes);
+        memset(m.bitmap, 0xff, bytes);
+    }
     return m;
 }
 
 int uffd_of(const struct memory *m, size_t offset)
 {
     return m->uffd[offset / (m->size / m->uffds)];
+}
+
+/* The page is there: KVM looks at the bits first. */
+static void clear_bits(const struct memory *m, size_t offset)
+{
+    size_t base = sysconf(_SC_PAGESIZE);
+
+    for (size_t i = offset / base; i < (offset + m->page_size) / base; i++) {
+        __atomic_and_fetch(&m->bitmap[i / WORD], ~(1ul << i % WORD), __ATOMIC_RELEASE);
+    }
 }
 
 bool resolve(const struct memory *m, size_t offset, uint8_t *buffer, bool wake)
@@ -132,6 +150,9 @@ bool resolve(const struct memory *m, size_t offset, uint8_t *buffer, bool wake)
     } while (ret && errno == EAGAIN);
     if (ret && errno != EEXIST) {
         fail("%s: %m", m->options->mode == MINOR ? "UFFDIO_CONTINUE" : "UFFDIO_COPY");
+    }
+    if (m->bitmap) {
+        clear_bits(m, offset);
     }
     return !ret;
 }

@@ -14,6 +14,7 @@ struct memory {
     size_t size, page_size;
     unsigned uffds;
     int *uffd;                  /* of equal parts of the memory */
+    unsigned long *bitmap;      /* of base pages that are missing, for KVM; or NULL */
 };
 
 /* What one thread did; only that thread writes it. */

@@ -28,6 +28,7 @@ static const char help[] =
 "  -o, --overlap          all vCPUs touch the same memory of MIB, in the same order (has -a in it)\n"
 "  -w, --exits            with KVM_MEM_EXIT_ON_MISSING: vCPUs exit for pages that are not there;\n"
 "                         the readers stay, for what does not\n"
+"  -t, --bitmap           with -w: KVM_MEM_USERFAULT in place of that; a bitmap tells KVM what is missing\n"
 "  -p, --prefault         with -w: KVM_PRE_FAULT_MEMORY maps the page before the vCPU goes on, which\n"
 "                         otherwise leaves the guest once more for that\n"
 "  -j, --json             figures as JSON\n"
@@ -35,7 +36,7 @@ static const char help[] =
 "\n"
 "Latencies are the guest's: of each touch, by its TSC or virtual counter. A fault is an exit or a\n"
 "message of userfaultfd. At the end all pages are compared with what they must be; the exit status\n"
-"is 1 if one is wrong or something fails, and 2 if -w is asked for and this kernel does not have it.\n";
+"is 1 if one is wrong or something fails, and 2 if this kernel does not have what -w or -t ask for.\n";
 
 static unsigned number(const char *text, unsigned most)
 {
@@ -69,6 +70,7 @@ struct options parse_options(int argc, char **argv)
         { "readers", required_argument, NULL, 'r' },
         { "overlap", no_argument, NULL, 'o' },
         { "exits", no_argument, NULL, 'w' },
+        { "bitmap", no_argument, NULL, 't' },
         { "prefault", no_argument, NULL, 'p' },
         { "json", no_argument, NULL, 'j' },
         { "help", no_argument, NULL, 'h' },
@@ -77,7 +79,7 @@ struct options parse_options(int argc, char **argv)
     struct options o = { .vcpus = 1, .bytes_per_vcpu = 64ul << 20, .readers = 1 };
     int letter;
 
-    while ((letter = getopt_long(argc, argv, "v:b:u:s:ar:owpjh", names, NULL)) != -1) {
+    while ((letter = getopt_long(argc, argv, "v:b:u:s:ar:owtpjh", names, NULL)) != -1) {
         switch (letter) {
         case 'v':
             o.vcpus = number(optarg, MAX_VCPUS);
@@ -103,6 +105,9 @@ struct options parse_options(int argc, char **argv)
         case 'w':
             o.exits = true;
             break;
+        case 't':
+            o.bitmap = true;
+            break;
         case 'p':
             o.prefault = true;
             break;
@@ -122,8 +127,8 @@ struct options parse_options(int argc, char **argv)
     if (o.mode == MINOR && o.backing == ANONYMOUS) {
         fail("anonymous memory has no minor faults: choose another kind with -s");
     }
-    if (o.prefault && !o.exits) {
-        fail("-p makes no sense without -w");
+    if ((o.bitmap || o.prefault) && !o.exits) {
+        fail("-t and -p make no sense without -w");
     }
     return o;
 }

@@ -17,6 +17,7 @@ struct options {
     unsigned readers;           /* threads for each userfaultfd */
     bool shared;                /* all vCPUs touch the same memory */
     bool exits;
+    bool bitmap;                /* with exits: a bitmap tells KVM which pages are missing */
     bool prefault;              /* with exits: let KVM map the page before the guest goes on */
     bool json;
 };

@@ -16,16 +16,18 @@
 #define SAMPLES (TABLES + ARCH_TABLES_SIZE)
 #define STATUS_NO_EXITS 2
 
-static void set_slot(int vm, unsigned slot, uint32_t flags, uint64_t gpa, void *memory, size_t size)
+static void set_slot(int vm, unsigned slot, uint32_t flags, uint64_t gpa, void *memory, size_t size,
+                     const unsigned long *bitmap)
 {
-    struct kvm_userspace_memory_region region = { slot, flags, gpa, size, (uintptr_t)memory };
+    struct abi_region2 region = { slot, flags, gpa, size, (uintptr_t)memory, .userfault_bitmap = (uintptr_t)bitmap };
 
-    if (!ioctl(vm, KVM_SET_USER_MEMORY_REGION, &region)) {
+    /* The smaller structure of the older ioctl begins alike. */
+    if (!ioctl(vm, bitmap ? ABI_SET_REGION2 : KVM_SET_USER_MEMORY_REGION, &region)) {
         return;
     }
-    if (errno == EINVAL && flags) {
-        fail_with(STATUS_NO_EXITS, "-w: this kernel's KVM has no KVM_MEM_EXIT_ON_MISSING "
-                  "(memory slot flag 8 is refused: %m)");
+    if ((errno == EINVAL || errno == ENOTTY) && flags) {
+        fail_with(STATUS_NO_EXITS, "this kernel's KVM has no %s (memory slot flag 8 is refused: %m)",
+                  bitmap ? "KVM_MEM_USERFAULT" : "KVM_MEM_EXIT_ON_MISSING");
     }
     fail("KVM_SET_USER_MEMORY_REGION: %m");
 }
@@ -57,8 +59,9 @@ struct vm make_vm(const struct memory *m)
     }
     memcpy(vm.low + PROGRAM, guest_program, guest_program_end - guest_program);
     arch_make_tables(vm.low + TABLES, LOW_GPA + TABLES);
-    set_slot(vm.fd, 0, 0, LOW_GPA, vm.low, low_size);
-    set_slot(vm.fd, 1, m->options->exits ? ABI_MEM_EXIT_ON_MISSING : 0, TEST_GPA, m->guest, m->size);
+    set_slot(vm.fd, 0, 0, LOW_GPA, vm.low, low_size, NULL);
+    /* The same bit */
+    set_slot(vm.fd, 1, m->options->exits ? ABI_MEM_EXIT_ON_MISSING : 0, TEST_GPA, m->guest, m->size, m->bitmap);
     return vm;
 }
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The kernel interfaces by which KVM exits for missing memory (docs/kernel.md): L1's Linux has both,
+and offers one of them. INTERFACE=userfault in the environment chooses the other one."""
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Protocol
+
+# Parameters of the module kvm
+EXIT_ON_MISSING = "exit_on_missing"
+USERFAULT = "userfault"
+ALL = (EXIT_ON_MISSING, USERFAULT)
+
+
+class Runs(Protocol):
+    def run(self, cmd: str, *, check: bool = False) -> object: ...
+
+
+def chosen() -> str:
+    name = os.environ.get("INTERFACE") or EXIT_ON_MISSING
+    if name not in ALL:
+        raise ValueError(f"INTERFACE={name}: there are {' and '.join(ALL)}")
+    return name
+
+
+def boot_words(offered: str) -> list[str]:
+    """For Linux's command line."""
+    return [f"kvm.{name}=0" for name in ALL if name != offered]
+
+
+def offer(lab: Runs, *names: str) -> None:
+    """Let new virtual machines in L1 have these interfaces alone."""
+    lab.run("cd /sys/module/kvm/parameters && " +
+            " && ".join(f"echo {'Y' if name in names else 'N'} >{name}" for name in ALL), check=True)
+
+
+@contextlib.contextmanager
+def offered(lab: Runs, *names: str) -> Iterator[None]:
+    """The same until the end of the block; then the one that was chosen."""
+    offer(lab, *names)
+    try:
+        yield
+    finally:
+        offer(lab, chosen())
