@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 .DEFAULT_GOAL := build
-.PHONY: all build stock inject tests guest kernel aarch64 tsan check-quick check check-slow demo soak fuzz bench bench-demand-paging bench-postcopy bench-postcopy-more bench-fetch bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch install deb help
+.PHONY: all build stock inject tests guest kernel kernel-deb aarch64 tsan check-quick check check-slow demo soak fuzz bench bench-demand-paging bench-postcopy bench-postcopy-more bench-bitmap bench-fetch bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch install deb help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
 # lab-shell are for arm64, in build/*-aarch64.
@@ -14,6 +14,12 @@ endif
 # The lab's Linux: 6.12 or 7.3
 LINUX ?= 6.12
 export LINUX
+# By which its KVM exits for missing memory: exit_on_missing or userfault
+INTERFACE ?= exit_on_missing
+ifeq ($(filter $(INTERFACE),exit_on_missing userfault),)
+$(error INTERFACE is $(INTERFACE): there are exit_on_missing and userfault)
+endif
+export INTERFACE
 
 # What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
 FORK = qemu-system-$(ARCH) tests/qtest/migration-test tests/qtest/postcopy-fault-exits-test
@@ -47,9 +53,12 @@ tests:           ## build what needs no QEMU: guests, the lab's programs, the ra
 guest: build tests ## build that, and the Linux guest
 	@build/venv/bin/python tests/lab/linux_guest.py $(ARCH)
 
-kernel:          ## build the lab's Linux, once for all clones; LINUX=7.3: the newer one, as for demo, check, lab-shell
+kernel:          ## build the lab's Linux, once for all clones; LINUX=7.3: the newer one, as for demo, check, lab-shell; those also have INTERFACE=userfault
 	@scripts/deps lab kernel $(S:-%=%)
 	@tests/lab/kernel/build $(ARCH) >/dev/null
+
+kernel-deb:      ## Debian packages of LINUX=6.12 or 7.3 with the KVM patches, for hosts: build/kernel-deb; CONFIG=/boot/config-...
+	@tests/lab/kernel/build --deb "$(CONFIG)"
 
 aarch64:         ## build all that the arm64 lab needs
 	@$(MAKE) -s ARCH=aarch64 stock inject guest kernel
@@ -84,6 +93,9 @@ bench-postcopy: stock guest kernel ## post-copy of stock QEMU and of the fork, e
 
 bench-postcopy-more: stock guest kernel ## the same with other numbers of vCPUs, other loads, and a network with delay
 	@$(BENCH) postcopy-vcpus postcopy-loads postcopy-network
+
+bench-bitmap: stock guest kernel ## the two kernel interfaces: KVM_MEM_EXIT_ON_MISSING and KVM_MEM_USERFAULT, beside stock QEMU
+	@$(BENCH) postcopy-bitmap postcopy-bitmap-huge
 
 bench-fetch: stock guest kernel ## post-copy with 4 fetch channels, beside the fork without and stock QEMU, over a link with delay
 	@$(BENCH) postcopy-fetch postcopy-fetch-hot

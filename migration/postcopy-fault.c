@@ -14,6 +14,7 @@
 #include "qapi/error.h"
 #include "qapi/util.h"
 #include "qapi/qapi-types-migration.h"
+#include "qemu/bitmap.h"
 #include "qemu/coroutine.h"
 #include "qemu/error-report.h"
 #include "qemu/lockable.h"
@@ -103,6 +104,8 @@ static bool postcopy_fault_received(const PostcopyPage *page)
 
 static void postcopy_fault_set_received(const PostcopyPage *page)
 {
+    /* In this order: no vCPU exits for a page that it then finds received */
+    kvm_exit_on_missing_placed(page->rb, page->start, page->size);
     ramblock_recv_bitmap_set_range(page->rb, page->host,
                                    page->size / qemu_target_page_size());
     mark_postcopy_blocktime_end((uintptr_t)page->host);
@@ -338,9 +341,31 @@ static void postcopy_fault_kick(CPUState *cpu)
     postcopy_waiter_kick(&mis->fault_vcpus[cpu->cpu_index].waiter);
 }
 
+static bool postcopy_fault_missing(RAMBlock *rb, unsigned long *bitmap)
+{
+    size_t size = qemu_real_host_page_size();
+    size_t pages = rb->postcopy_length / size;
+
+    /* Precopy by RDMA receives pages without a note of it */
+    if (!rb->receivedmap || migrate_rdma()) {
+        return false;
+    }
+    if (size == qemu_target_page_size()) {
+        bitmap_complement(bitmap, rb->receivedmap, pages);
+        return true;
+    }
+    for (size_t i = 0; i < pages; i++) {
+        if (!ramblock_recv_bitmap_test_byte_offset(rb, i * size)) {
+            set_bit(i, bitmap);
+        }
+    }
+    return true;
+}
+
 static const KVMMissingOps postcopy_fault_missing_ops = {
     .fault = postcopy_fault_exit,
     .kick = postcopy_fault_kick,
+    .missing = postcopy_fault_missing,
 };
 
 static bool postcopy_fault_exits_available(Error **errp)
@@ -417,6 +442,7 @@ void postcopy_fault_start(MigrationIncomingState *mis)
 void postcopy_fault_stop(MigrationIncomingState *mis)
 {
     postcopy_requests_stop(mis->page_requests);
+    kvm_exit_on_missing_forget();
 }
 
 void postcopy_fault_end(MigrationIncomingState *mis)

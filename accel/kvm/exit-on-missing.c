@@ -18,6 +18,7 @@
 #include "system/kvm_int.h"
 #include "system/kvm-exit-on-missing.h"
 #include "trace.h"
+#include "userfault.h"
 
 /*
  * "KVM: Improve KVM + userfaultfd performance via KVM_EXIT_MEMORY_FAULTs on
@@ -38,6 +39,23 @@ static const KVMMissingOps *missing_ops;
  */
 static bool missing_enabled;
 
+/*
+ * How the kernel learns that a page is missing: it looks for the page itself,
+ * or in a bitmap.  Set by the probe, then constant.
+ */
+static bool missing_by_bitmap;
+
+static const char *missing_interface(void)
+{
+    return missing_by_bitmap ? "KVM_MEM_USERFAULT" : "KVM_MEM_EXIT_ON_MISSING";
+}
+
+/* KVM says that a flag and an ioctl that it does not know are invalid */
+static bool missing_unknown(int err)
+{
+    return err == EINVAL || err == ENOTTY;
+}
+
 static bool missing_eligible(MemoryRegion *mr)
 {
     /*
@@ -53,24 +71,43 @@ static bool missing_eligible(MemoryRegion *mr)
 
 int kvm_exit_on_missing_flag(MemoryRegion *mr)
 {
-    if (!qatomic_read(&missing_enabled) || !missing_eligible(mr)) {
+    if (!qatomic_read(&missing_enabled) || !missing_eligible(mr) ||
+        (missing_by_bitmap && !mr->ram_block->userfault_bmap)) {
         return 0;
     }
+    QEMU_BUILD_BUG_ON(KVM_MEM_USERFAULT != KVM_MEM_EXIT_ON_MISSING);
     return KVM_MEM_EXIT_ON_MISSING;
+}
+
+bool kvm_exit_on_missing_region(const KVMSlot *slot,
+                                struct kvm_userspace_memory_region2 *mem)
+{
+    kvm_userfault_set_bitmap(mem, NULL);
+    if (!missing_by_bitmap || !(mem->flags & KVM_MEM_USERFAULT)) {
+        return false;
+    }
+    if (!kvm_userfault_slot(slot, mem)) {
+        mem->flags &= ~KVM_MEM_USERFAULT;
+        return false;
+    }
+    return true;
 }
 
 bool kvm_exit_on_missing_enable(const KVMMissingOps *ops, Error **errp)
 {
     int ret;
 
+    if (missing_by_bitmap) {
+        kvm_userfault_start(ops);
+    }
     qatomic_store_release(&missing_ops, ops);
     qatomic_set(&missing_enabled, true);
     ret = kvm_slots_update_flags();
-    trace_kvm_exit_on_missing_enable(ret);
+    trace_kvm_exit_on_missing_enable(missing_interface(), ret);
     if (ret < 0) {
         kvm_exit_on_missing_disable();
-        error_setg_errno(errp, -ret, "KVM refused the exit-on-missing flag "
-                         "for a memslot");
+        error_setg_errno(errp, -ret, "KVM refused %s for a memslot",
+                         missing_interface());
         return false;
     }
     return true;
@@ -83,13 +120,16 @@ void kvm_exit_on_missing_disable(void)
     if (!qatomic_xchg(&missing_enabled, false)) {
         return;
     }
+    kvm_exit_on_missing_forget();
     ret = kvm_slots_update_flags();
     trace_kvm_exit_on_missing_disable(ret);
     if (ret < 0) {
-        warn_report("KVM kept the exit-on-missing flag of a memslot (%s): "
-                    "the guest stays correct, but swapped pages cost exits",
-                    strerror(-ret));
+        warn_report("KVM kept %s of a memslot (%s): the guest stays correct, "
+                    "but swapped pages can cost exits",
+                    missing_interface(), strerror(-ret));
+        return; /* KVM reads the bitmaps, too */
     }
+    kvm_userfault_stop();
 }
 
 void kvm_exit_on_missing_kick(CPUState *cpu)
@@ -126,11 +166,8 @@ static void missing_map_page(CPUState *cpu, hwaddr gpa)
     if (!qatomic_read(&unknown)) {
         ret = kvm_vcpu_ioctl(cpu, KVM_PRE_FAULT_MEMORY, &range);
     }
-    /*
-     * Of an ioctl that it does not know, KVM says that it is invalid.
-     * EOPNOTSUPP is about this fault alone: the vCPU runs a nested guest.
-     */
-    if (ret == -EINVAL || ret == -ENOTTY) {
+    /* EOPNOTSUPP is about this fault alone: the vCPU runs a nested guest */
+    if (missing_unknown(-ret)) {
         qatomic_set(&unknown, true);
     }
 }
@@ -214,12 +251,13 @@ static int missing_probe_vcpu_init(int vmfd, int vcpufd, void *page)
 static bool missing_probe(Error **errp)
 {
     size_t page_size = qemu_real_host_page_size();
-    struct kvm_userspace_memory_region slot = {
+    struct kvm_userspace_memory_region2 slot = {
         .flags = KVM_MEM_EXIT_ON_MISSING,
         .guest_phys_addr = ROUND_DOWN(PROBE_GPA, page_size),
         .memory_size = PROBE_PAGES * page_size,
     };
     uint64_t missing = slot.guest_phys_addr + slot.memory_size - page_size;
+    unsigned long bitmap = 1UL << (PROBE_PAGES - 1);
     void *page = MAP_FAILED;
     struct kvm_run *run = MAP_FAILED;
     int vmfd, vcpufd = -1, run_size, ret;
@@ -228,7 +266,7 @@ static bool missing_probe(Error **errp)
     vmfd = ioctl(kvm_state->fd, KVM_CREATE_VM, 0);
     if (vmfd < 0) {
         error_setg_errno(errp, errno, "cannot create a scratch VM to probe "
-                         "KVM_MEM_EXIT_ON_MISSING");
+                         "exits on missing memory");
         return false;
     }
 
@@ -239,12 +277,19 @@ static bool missing_probe(Error **errp)
     }
     qemu_madvise(page, slot.memory_size, QEMU_MADV_NOHUGEPAGE);
     slot.userspace_addr = (uintptr_t)page;
-    if (ioctl(vmfd, KVM_SET_USER_MEMORY_REGION, &slot) < 0) {
-        if (errno != EINVAL) {
+    /* It reads the first fields only, and so refuses KVM_MEM_USERFAULT */
+    ret = ioctl(vmfd, KVM_SET_USER_MEMORY_REGION, &slot);
+    if (ret < 0 && errno == EINVAL) {
+        missing_by_bitmap = true;
+        kvm_userfault_set_bitmap(&slot, &bitmap);
+        ret = ioctl(vmfd, KVM_SET_USER_MEMORY_REGION2, &slot);
+    }
+    if (ret < 0) {
+        if (!missing_unknown(errno)) {
             goto failed;
         }
-        error_setg(errp, "the host kernel does not have "
-                   "KVM_MEM_EXIT_ON_MISSING");
+        error_setg(errp, "the host kernel has neither KVM_MEM_EXIT_ON_MISSING "
+                   "nor KVM_MEM_USERFAULT");
         goto out;
     }
 
@@ -268,17 +313,20 @@ static bool missing_probe(Error **errp)
     } while (ret < 0 && errno == EINTR);
     found = ret < 0 && errno == EFAULT &&
             run->exit_reason == KVM_EXIT_MEMORY_FAULT &&
-            ROUND_DOWN(run->memory_fault.gpa, page_size) == missing;
-    trace_kvm_exit_on_missing_probe(ret < 0 ? errno : 0, run->exit_reason);
+            ROUND_DOWN(run->memory_fault.gpa, page_size) == missing &&
+            (!missing_by_bitmap ||
+             run->memory_fault.flags & KVM_MEMORY_EXIT_FLAG_USERFAULT);
+    trace_kvm_exit_on_missing_probe(missing_interface(), ret < 0 ? errno : 0,
+                                    run->exit_reason);
     if (!found) {
-        error_setg(errp, "the host kernel takes memslot flag bit 3, but does "
-                   "not exit on missing memory (exit reason %u)",
-                   run->exit_reason);
+        error_setg(errp, "the host kernel takes %s, but does not exit on "
+                   "missing memory (exit reason %u)",
+                   missing_interface(), run->exit_reason);
     }
     goto out;
 
 failed:
-    error_setg_errno(errp, errno, "cannot probe KVM_MEM_EXIT_ON_MISSING in a "
+    error_setg_errno(errp, errno, "cannot probe exits on missing memory in a "
                      "scratch VM");
 out:
     if (run != MAP_FAILED) {

@@ -22,3 +22,11 @@ bool kvm_exit_on_missing_enable(const KVMMissingOps *ops, Error **errp)
 void kvm_exit_on_missing_disable(void)
 {
 }
+
+void kvm_exit_on_missing_forget(void)
+{
+}
+
+void kvm_exit_on_missing_placed(RAMBlock *rb, ram_addr_t offset, size_t size)
+{
+}

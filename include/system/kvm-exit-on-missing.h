@@ -6,8 +6,10 @@
  * userspace mapping.  It adds to userfaultfd and does not replace it: KVM's
  * own accesses, vhost and QEMU's threads still fault in the usual way.
  *
- * The kernel interface was never merged and its numbers collide with others,
- * so they stay behind the functions of this header.
+ * There are two kernel interfaces for that.  KVM_MEM_EXIT_ON_MISSING lets KVM
+ * look for the page in the host's page tables; KVM_MEM_USERFAULT, in a bitmap
+ * of ours.  Neither was merged, and their numbers collide with others, so they
+ * stay behind the functions of this header.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -19,6 +21,8 @@
 #include "exec/hwaddr.h"
 
 struct kvm_run;
+struct kvm_userspace_memory_region2;
+struct KVMSlot;
 
 typedef struct KVMMissingOps {
     /**
@@ -36,6 +40,15 @@ typedef struct KVMMissingOps {
      * the signal has been sent.  @fault must return soon after it.
      */
     void (*kick)(CPUState *cpu);
+
+    /**
+     * @missing: set the bits of @rb's pages that are missing, one bit for each
+     * page of the host, in @bitmap, which is clear.  Called before the guest
+     * runs, under RCU.
+     *
+     * Returns false if @rb misses nothing.
+     */
+    bool (*missing)(RAMBlock *rb, unsigned long *bitmap);
 } KVMMissingOps;
 
 /**
@@ -43,7 +56,7 @@ typedef struct KVMMissingOps {
  *
  * The first call makes a scratch VM whose vCPU touches a missing page of a
  * flagged memslot: only the exit proves the feature, since the capability
- * number (236) and the flag (bit 3) mean something else to other kernels.
+ * numbers (236, 243) and the flag (bit 3) mean something else to other kernels.
  * Later calls return what the first one found.  Call with the BQL held.
  */
 bool kvm_exit_on_missing_available(Error **errp);
@@ -58,15 +71,42 @@ bool kvm_exit_on_missing_available(Error **errp);
  */
 bool kvm_exit_on_missing_enable(const KVMMissingOps *ops, Error **errp);
 
-/** kvm_exit_on_missing_disable: clear the flags.  Needs no lock. */
+/**
+ * kvm_exit_on_missing_disable: clear the flags
+ *
+ * After the last kvm_exit_on_missing_placed().  Needs no lock.
+ */
 void kvm_exit_on_missing_disable(void);
+
+/**
+ * kvm_exit_on_missing_placed: @size bytes at @offset of @rb are there now
+ *
+ * Both are multiples of the host's page size.  Call it after the pages were
+ * placed, and before vCPUs that wait for them go on.  Needs no lock.
+ */
+void kvm_exit_on_missing_placed(RAMBlock *rb, ram_addr_t offset, size_t size);
+
+/**
+ * kvm_exit_on_missing_forget: pages that are still missing will not be placed
+ *
+ * A vCPU that touches one makes no exit that tells of a bitmap.  It waits in
+ * userfaultfd, until that lets go of the memory.  Needs no lock.
+ */
+void kvm_exit_on_missing_forget(void);
 
 /*
  * Call sites in accel/kvm/
  */
 
-/* The flag for kvm_mem_flags(): KVM_MEM_EXIT_ON_MISSING or 0 */
+/* The flag for kvm_mem_flags(), of either interface, or 0 */
 int kvm_exit_on_missing_flag(MemoryRegion *mr);
+
+/*
+ * The bitmap for @mem, which is for @slot, or none: then @mem has no flag if it
+ * was to have one.  Returns whether KVM_SET_USER_MEMORY_REGION2 is needed.
+ */
+bool kvm_exit_on_missing_region(const struct KVMSlot *slot,
+                                struct kvm_userspace_memory_region2 *mem);
 
 /* Set the thread kick of @cpu; the accelerator's kick_vcpu_thread */
 void kvm_exit_on_missing_kick(CPUState *cpu);

@@ -16,6 +16,7 @@ memory; a fault is an exit or a message from userfaultfd, and with stock QEMU, w
 these, a page that was asked for. Nothing is traced meanwhile.
 """
 import argparse
+import contextlib
 import re
 import shutil
 import statistics
@@ -25,7 +26,7 @@ from typing import Any
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
 from tests.bench.host import EXIT_ON_MISSING, Host
-from tests.lab import peer, program
+from tests.lab import interface, peer, program
 from tests.lab.lab import Lab
 from tests.lab.network import APPEND, Network, programs
 from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
@@ -34,9 +35,10 @@ from tests.lab.peer import PEER
 from tests.lab.program import ProgramError, aligned, quantile, say
 from tests.lab.text import search
 
-# QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --peer and --fetch add to them.
+# QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --bitmap, --peer and --fetch add to them.
 VARIANTS: dict[str, tuple[str, str | None, int]] = {
     "stock": (STOCK, None, 0), "exits off": (FORK, "off", 0), "exits on": (FORK, "on", 0)}
+BITMAP = "exits by a bitmap"
 BACKENDS = {
     "anonymous": None,
     "memfd": "memory-backend-memfd",
@@ -369,6 +371,11 @@ def where(options):
                extra=[*([strace] if options.count and strace else []), *(programs() if options.network else [])])
 
 
+def offers(place, variant):
+    """The kernel interface that a variant is for, where there is a choice."""
+    return interface.offered(place, interface.USERFAULT) if variant == BITMAP else contextlib.nullcontext()
+
+
 def run(options):
     if options.count and not shutil.which("strace"):
         raise ProgramError("no strace: scripts/deps lab")
@@ -376,6 +383,8 @@ def run(options):
     place = where(options)
     if options.peer:
         VARIANTS[f"QEMU {peer.version()}"] = (PEER, None, 0)
+    if options.bitmap:
+        VARIANTS[BITMAP] = (FORK, "on", 0)
     VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in options.fetch})
     names = [name for name in VARIANTS if (name != "exits on" or place.exit_on_missing)
              and (not options.variants or name in options.variants or VARIANTS[name][0] == PEER)]
@@ -394,11 +403,13 @@ def run(options):
             for case in cases:
                 for variant in names[first:] + names[:first]:
                     say(f"round {n + 1} of {options.rounds}: {name_of(case)}, {variant}")
-                    measured[case][variant].append(migrate(lab, variant, case, options, network))
+                    with offers(lab, variant):
+                        measured[case][variant].append(migrate(lab, variant, case, options, network))
         for case in counted:
             for variant in names:
                 say(f"count system calls: {name_of(case)}, {variant}")
-                counted[case][variant] = migrate(lab, variant, case, options, network, count=True)
+                with offers(lab, variant):
+                    counted[case][variant] = migrate(lab, variant, case, options, network, count=True)
     publish(options, about, network, measured if options.rounds else {}, counted)
 
 
@@ -452,6 +463,7 @@ def main():
                         help="of pages that nobody asked for, per second (1; for hugetlb 16 times; 0: no limit)")
     parser.add_argument("--fetch", nargs="+", type=int, default=[], metavar="N",
                         help="also with so many fetch channels, and exits on")
+    parser.add_argument("--bitmap", action="store_true", help="also with KVM_MEM_USERFAULT, and exits on")
     parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU, with preempt as the others")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these, e.g. 'exits on' '4 channels'")
     parser.add_argument("--delay", type=int, metavar="US",
@@ -464,8 +476,8 @@ def main():
     options.network = options.delay is not None or bool(options.bandwidth)
     options.delay = options.delay or 0
     options.name = options.name or ("bench-postcopy-host" if options.host else "bench-postcopy")
-    if options.peer and options.host:
-        parser.error("--peer is for the lab")
+    if (options.peer or options.bitmap) and options.host:
+        parser.error("--peer and --bitmap are for the lab")
     if options.network and options.host:
         parser.error("--delay and --bandwidth are for the lab: they need a network name space")
     if options.rounds is None:

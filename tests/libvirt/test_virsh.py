@@ -75,22 +75,30 @@ def test_postcopy(machine, hosts_of, encrypted):
         assert "Completed" in told and "Postcopy requests" in told, told
 
 
+BY_RELAY = f"tcp://127.0.0.1:{PORT}"
+
+
+def broken(hosts):
+    """Post-copy whose connection has broken; now there is a new way."""
+    started(hosts)
+    relay = hosts.relay()
+    moving = hosts.source.virsh_job(migration(hosts, POSTCOPY, BY_RELAY))
+    until(lambda: hosts.destination.report().lines or not moving.running, "the guest runs on the destination")
+    relay.kill()
+    result = moving.wait()
+    hosts.source.told(migration(hosts, POSTCOPY, BY_RELAY), result)
+    assert result.rc and "failed in post-copy phase" in result.output, result
+    assert "paused (post-copy failed)" in hosts.source.virsh("domstate guest --reason").output
+    assert "running (post-copy failed)" in hosts.destination.virsh("domstate guest --reason").output
+    hosts.relay()
+
+
 @pytest.mark.parametrize("hosts_of", RESUME, indirect=True)
 def test_resume(hosts_of):
     """Post-copy's connection breaks, and the administrator goes on with it."""
     with hosts_of() as hosts:
-        started(hosts)
-        relay = hosts.relay()
-        moving = hosts.source.virsh_job(migration(hosts, POSTCOPY, f"tcp://127.0.0.1:{PORT}"))
-        until(lambda: hosts.destination.report().lines or not moving.running, "the guest runs on the destination")
-        relay.kill()
-        result = moving.wait()
-        hosts.source.told(migration(hosts, POSTCOPY, f"tcp://127.0.0.1:{PORT}"), result)
-        assert result.rc and "failed in post-copy phase" in result.output, result
-        assert "paused (post-copy failed)" in hosts.source.virsh("domstate guest --reason").output
-        assert "running (post-copy failed)" in hosts.destination.virsh("domstate guest --reason").output
-        hosts.relay()
-        hosts.source.virsh(migration(hosts, "--postcopy --postcopy-resume", f"tcp://127.0.0.1:{PORT}"))
+        broken(hosts)
+        hosts.source.virsh(migration(hosts, "--postcopy --postcopy-resume", BY_RELAY))
         whole(hosts.destination)
         assert "shut off (migrated)" in hosts.source.virsh("domstate guest --reason").output
 
@@ -130,6 +138,7 @@ def test_permission(machine, hosts_of, remedy):
         started(hosts)
         refused = hosts.source.virsh(migration(hosts, POSTCOPY), check=False)
         assert refused.rc and "Userfaultfd not available: Operation not permitted" in refused.output, refused
+        assert "vm.unprivileged_userfaultfd=1" in refused.output, refused
         whole(hosts.source)
         machine.run(let, check=True)
         try:

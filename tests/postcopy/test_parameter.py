@@ -3,13 +3,13 @@
 import pytest
 from qemu.qmp import ExecuteError
 
-from tests.lab import guest
+from tests.lab import guest, interface
 from tests.lab.arches import on_both
 from tests.lab.pair import Pair
 from tests.lab.paths import qemu
 
-SWITCH = "/sys/module/kvm/parameters/exit_on_missing"
-MISSING = "postcopy-fault-exits=on: the host kernel does not have KVM_MEM_EXIT_ON_MISSING"
+NEITHER = "the host kernel has neither KVM_MEM_EXIT_ON_MISSING nor KVM_MEM_USERFAULT"
+MISSING = f"postcopy-fault-exits=on: {NEITHER}"
 REMEDY = "Set postcopy-fault-exits to 'auto' or 'off', or run on a host kernel that has the feature."
 
 
@@ -17,9 +17,8 @@ REMEDY = "Set postcopy-fault-exits to 'auto' or 'off', or run on a host kernel t
 def old_kernel(lab):
     """As far as QEMU can see: a kernel in which 236 is KVM_CAP_PRE_FAULT_MEMORY, and nothing is
     exit-on-missing. tests/lab/kvm-exit-on-missing.c --hidden says so of it."""
-    lab.run(f"echo N >{SWITCH}", check=True)
-    yield lab
-    lab.run(f"echo Y >{SWITCH}", check=True)
+    with interface.offered(lab):
+        yield lab
 
 
 def served_by_uffd_alone(pair):
@@ -42,8 +41,7 @@ def test_auto_is_off_where_the_kernel_has_it_not(old_kernel):
     with Pair(old_kernel, mem=8) as pair:
         pair.postcopy()
         served_by_uffd_alone(pair)
-        assert ("postcopy_fault_exits_off", "the host kernel does not have KVM_MEM_EXIT_ON_MISSING") \
-            in pair.destination.trace()
+        assert ("postcopy_fault_exits_off", NEITHER) in pair.destination.trace()
 
 
 @on_both()

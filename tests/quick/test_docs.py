@@ -74,6 +74,8 @@ def test_lines(name):
                 and not line.lstrip().startswith("|") and not UNBREAKABLE.fullmatch(line)]
     tabs = [number for number, line in prose + code if "\t" in line]
     spaces = [number for number, line in prose + code if line != line.rstrip()]
+    holes = [number for number, line in prose + code if re.search(r"@[A-Z]+@", line)]
+    assert not holes, f"{name}: something is still to be filled in: lines {holes}"
     assert not too_long, f"{name}: longer than {COLUMNS} columns: lines {too_long}"
     assert not tabs, f"{name}: tabs in lines {tabs}"
     assert not spaces, f"{name}: spaces at the end of lines {spaces}"

@@ -4,7 +4,9 @@
  * KVM starts none for memory whose absence makes vCPUs exit.  The guest has
  * been told of KVM's, by CPUID, and has set them up with KVM, by MSRs; so this
  * speaks the same protocol (Linux: Documentation/virt/kvm/x86/msr.rst), under
- * the conditions under which KVM would.
+ * the conditions under which KVM would.  With KVM Userfault, KVM can start its
+ * own at the same time, for pages that were swapped out: the tokens differ, and
+ * who finds the slot in use waits for the guest's acknowledgement.
  *
  * All accesses to the guest's data block are made by the vCPU's thread while it
  * is out of KVM_RUN.  KVM makes its own within KVM_RUN, so that both cannot
