@@ -90,8 +90,11 @@ bool kvm_userfault_slot(const KVMSlot *slot,
 
     RCU_READ_LOCK_GUARD();
     rb = qemu_ram_block_from_host(slot->ram, false, &offset);
+    if (!rb || !rb->userfault_bmap) {
+        return false;
+    }
     page = offset / qemu_real_host_page_size();
-    if (!rb || !rb->userfault_bmap || page % USERFAULT_WORD) {
+    if (page % USERFAULT_WORD) {
         return false;
     }
     kvm_userfault_set_bitmap(mem, rb->userfault_bmap + page / BITS_PER_LONG);

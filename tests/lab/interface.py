@@ -36,9 +36,10 @@ def offer(lab: Runs, *names: str) -> None:
 
 @contextlib.contextmanager
 def offered(lab: Runs, *names: str) -> Iterator[None]:
-    """The same until the end of the block; then the one that was chosen."""
+    """The same until the end of the block; then the one that was chosen before it."""
+    before = chosen()
     offer(lab, *names)
     try:
         yield
     finally:
-        offer(lab, chosen())
+        offer(lab, before)

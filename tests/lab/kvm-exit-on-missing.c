@@ -121,20 +121,21 @@ static void __attribute__((format(printf, 2, 3))) ok(bool good, const char *form
 }
 
 /* 0 or the error number. */
-static int set_slot(unsigned slot, uint32_t flags, uint64_t gpa, size_t size, void *hva, bool v2)
-{
-    struct kvm_userspace_memory_region r1 = { slot, flags, gpa, size, (uintptr_t)hva };
-    struct region2 r2 = { slot, flags, gpa, size, (uintptr_t)hva };
-    int r = v2 ? ioctl(vm, SET_REGION2, &r2) : ioctl(vm, KVM_SET_USER_MEMORY_REGION, &r1);
-
-    return r ? errno : 0;
-}
-
 static int set_userfault_slot(unsigned slot, uint32_t flags, uint64_t gpa, size_t size, void *hva, const void *bitmap)
 {
     struct region2 r2 = { slot, flags, gpa, size, (uintptr_t)hva, .userfault_bitmap = (uintptr_t)bitmap };
 
     return ioctl(vm, SET_REGION2, &r2) ? errno : 0;
+}
+
+static int set_slot(unsigned slot, uint32_t flags, uint64_t gpa, size_t size, void *hva, bool v2)
+{
+    struct kvm_userspace_memory_region r1 = { slot, flags, gpa, size, (uintptr_t)hva };
+
+    if (v2) {
+        return set_userfault_slot(slot, flags, gpa, size, hva, NULL);
+    }
+    return ioctl(vm, KVM_SET_USER_MEMORY_REGION, &r1) ? errno : 0;
 }
 
 static void *map(size_t size)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Each test once by each kernel interface for exits; the second time it is slow."""
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,11 @@ HERE = Path(__file__).parent
                                       pytest.param(interface.USERFAULT, marks=pytest.mark.slow)])
 def by(request, monkeypatch):
     """The interface that L1 offers, also one that the test boots."""
-    before = interface.chosen()
-    monkeypatch.setenv("INTERFACE", request.param)
-    if "lab" not in request.fixturenames:
+    with contextlib.ExitStack() as stack:
+        if "lab" in request.fixturenames:
+            stack.enter_context(interface.offered(request.getfixturevalue("lab"), request.param))
+        monkeypatch.setenv("INTERFACE", request.param)
         yield request.param
-        return
-    lab = request.getfixturevalue("lab")
-    interface.offer(lab, request.param)
-    yield request.param
-    interface.offer(lab, before)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -30,7 +27,9 @@ def pytest_collection_modifyitems(config, items):
         params = item.callspec.params if hasattr(item, "callspec") else {}
         return (item.path.parent == HERE and params.get("by") == interface.USERFAULT
                 and params.get("exits") == "off")
-    drop = [item for item in items if needless(item)]
-    if drop:
-        config.hook.pytest_deselected(items=drop)
-        items[:] = [item for item in items if not needless(item)]
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
+    for item in items:
+        (dropped if needless(item) else kept).append(item)
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = kept
