@@ -7,6 +7,8 @@ ROOT=$(cd "$(dirname "$0")/.." && pwd -P)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/qemu-fault-exits
 BUILD=$ROOT/build
 export CCACHE_DIR="$CACHE/ccache"
+# Those of the make that called this are not for others.
+unset MAKEFLAGS MFLAGS
 
 ME=${0##*/}
 

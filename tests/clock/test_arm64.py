@@ -115,8 +115,7 @@ def test_timers(lab, way, policy, one_offset, due_s):
         assert jump.backwards == 0
 
 
-@on_aarch64("source, destination, policy", [(STOCK, FORK, None), (FORK, STOCK, None), (STOCK, FORK, "continuous")],
-            quick=[(STOCK, FORK, "continuous")])
+@on_aarch64("source, destination, policy", [(STOCK, FORK, None), (FORK, STOCK, None), (STOCK, FORK, "continuous")])
 def test_old_and_new(lab, source, destination, policy):
     with held(lab, source=source, destination=destination, policy=policy) as pair:
         jump = pair.moved(GAP_S)
@@ -185,8 +184,7 @@ def test_one_offset_on_one_side_alone(lab, source):
         is_refused(pair, f"property kvm-counter-offset is {'on' if source else 'off'} on the source")
 
 
-@on_aarch64("policy, one_offset", [("stopped", False), ("continuous", False), ("stopped", True)],
-            quick=[("stopped", False)])
+@on_aarch64("policy, one_offset", [("stopped", False), ("continuous", False), ("stopped", True)])
 def test_old_destination_refuses(lab, policy, one_offset):
     """The guest lives on, on the source, and its counters are those of a guest that was moved."""
     with CounterPair(lab, switch="on", destination=STOCK, one_offset=one_offset, capabilities=(),

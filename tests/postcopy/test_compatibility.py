@@ -67,8 +67,7 @@ def test_postcopy(lab, way, machine, channels):
     postcopy(lab, way, channels, machine)
 
 
-@on_aarch64("way, channels", product(WITH_STOCK, CHANNELS),
-            quick=[("stock-to-fork", "preempt"), ("fork-to-stock", "preempt")])
+@on_aarch64("way, channels", product(WITH_STOCK, CHANNELS))
 def test_postcopy_on_aarch64(lab, way, channels):
     postcopy(lab, way, channels, VIRT)
 

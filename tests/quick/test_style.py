@@ -29,7 +29,7 @@ def test_source(name):
     run("build/src/scripts/checkpatch.pl", "--no-tree", "--terse", "-q", "-f", name)
 
 
-@pytest.mark.parametrize("patch", sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("patches/*/*.patch")))
+@pytest.mark.parametrize("patch", sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("patches/**/*.patch")))
 def test_patch(patch):
     run("build/src/scripts/checkpatch.pl", "--no-tree", "--terse", "-q", patch)
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """QEMU builds after each patch and without each theme, and the check of the series finds what is wrong."""
 import difflib
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ALONE = "05-lab/0001-target-i386-tcg-do-not-write-hflags2-of-another-CPU.patch"
+PORT = "10.2/02-postcopy-fixes/0008-migration-do-not-run-a-guest-whose-memory-will-not-come.patch"
 
 
 def run(root, *command):
@@ -21,6 +24,24 @@ def run(root, *command):
 def test_builds():
     done = run(ROOT, "check", "--build")
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_newer_qemu():
+    """What upstream could take alone applies to QEMU 10.2, builds, and recovers."""
+    source = subprocess.run(["scripts/fetch", "qemu-10.2"], cwd=ROOT, text=True, check=True,
+                            stdout=subprocess.PIPE).stdout.strip()
+    done = run(ROOT, "try", source, "--build")
+    assert done.returncode == 0, done.stdout
+    [report] = (ROOT / "build/reports").glob("try-10.2.*.json")
+    alone = [line for line in json.loads(report.read_text()) if line["upstream"] == "yes"]
+    assert len(alone) > 30 and not [line for line in alone if line["conflicts"]], alone
+    for test in ("postcopy/recovery/plain", "postcopy/preempt/recovery/tls/psk", "multifd+postcopy/preempt/plain"):
+        done = subprocess.run(["tests/qtest/migration-test", "--full", "-m", "slow", "-p", f"/x86_64/migration/{test}"],
+                              cwd=ROOT / "build/try/fork", text=True, timeout=600,
+                              env={**os.environ, "QTEST_QEMU_BINARY": "./qemu-system-x86_64"},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert done.returncode == 0 and f"ok 1 /x86_64/migration/{test}" in done.stdout, done.stdout
 
 
 def edit(old, new, *, file=ALONE):
@@ -65,6 +86,9 @@ def rewrite(patches):
     (edit("^06-inject/0001", "07-kvm/0001", file="overlay"), "which patches/overlay gives to 07-kvm/0001"),
     (edit("^06-inject/0001 ", "06-inject/0009 ", file="overlay"), "which is no patch"),
     (edit("^06-inject/0001.*?\n", "", file="overlay"), "no line in patches/overlay matches"),
+    (edit("^Port-of: ", "Port-of: 0", file=PORT), "has changed since"),
+    (lambda patches: (patches / PORT).rename(patches / PORT.replace("0008-", "0009-")), "belongs to no patch"),
+    (edit("^02-postcopy-fixes/0010", "02-postcopy-fixes/0099", file="10.2/upstream"), "is no patch"),
 ])
 def test_check_finds(tmp_path, change, error):
     here = tmp_path / "checkout"
