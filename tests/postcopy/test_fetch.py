@@ -204,7 +204,7 @@ def test_no_answer(lab, end):
 
 
 class Lie(FetchWire):
-    """Says something else in place of a frame of pages, the 20th or later."""
+    """Says something else in place of a frame of pages, the 20th or later, but none to whose block others refer."""
 
     def __init__(self, to, change, **options):
         self.change = change
@@ -212,7 +212,7 @@ class Lie(FetchWire):
         super().__init__(to, **options)
 
     def frame(self, frame, send):
-        if not self.told and self.passed > 20 and frame.type == PAGES:
+        if not self.told and self.passed > 20 and frame.type == PAGES and not frame.name:
             self.told = frame
             self.change(frame, send)
         else:
