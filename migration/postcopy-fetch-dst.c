@@ -271,7 +271,11 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
     PostcopyHello hello;
     unsigned id;
 
-    /* Who says nothing is waited for by this coroutine alone */
+    /*
+     * Who says nothing is waited for by this coroutine alone, in the thread
+     * that listens: for migrate-recover out of band that is the monitor's.
+     */
+    qio_channel_set_follow_coroutine_ctx(ioc, true);
     if (qio_channel_set_blocking(ioc, false, errp) ||
         qio_channel_read_all(ioc, (char *)&hello, sizeof(hello), errp)) {
         return;

@@ -191,6 +191,11 @@ class BaseSide(ABC):
             self.qmp.close()  # raises what ended the connection
             raise
 
+    def cmd_out_of_band(self, name: str, **arguments: object) -> str:
+        """Whatever QEMU's main thread does; returns the error, or an empty string."""
+        answer = self.qmp.cmd_obj({"exec-oob": name, "arguments": arguments})
+        return answer["error"]["desc"] if "error" in answer else ""
+
     def hmp(self, line: str) -> str:
         return str(self.cmd("human-monitor-command", command_line=line))
 
@@ -221,6 +226,10 @@ class BaseSide(ABC):
         """The events of the trace in their order: (name, text)."""
         log = self.lab.run(f"cat {self.trace_log}").output
         return re.findall(rf"\b({'|'.join(TRACE)}) (.*)", log)
+
+    def main_thread_waits(self) -> bool:
+        """In the kernel, for a page."""
+        return "handle_userfault" in self.lab.run(f"p=$(cat {self.pidfile}); cat /proc/$p/task/$p/wchan").output
 
     def has_read_the_end(self) -> bool:
         """Of the main channel: QEMU_VM_EOF."""
@@ -392,6 +401,10 @@ class BasePair(ABC, Generic[AnySide]):
         """Let the destination listen; returns the URI for the source."""
         port = next(self.ports)
         self.destination.cmd(command, uri=f"tcp:0.0.0.0:{port}")
+        return self.uri_of(port)
+
+    def uri_of(self, port: int) -> str:
+        """For the source, of the destination that listens at a port."""
         if self.destination_lab is not self.lab:
             # The host, in L1's view
             return f"tcp:10.0.2.2:{self.destination_lab.host_port(port)}"

@@ -18,11 +18,6 @@ def set_queue(side, page):
     side.hmp(f"o/w {IO + 8:#x} {page:#x}")
 
 
-def main_thread_waits(side):
-    """In the kernel, for a page."""
-    return "handle_userfault" in side.lab.run(f"p=$(cat {side.pidfile}); cat /proc/$p/task/$p/wchan").output
-
-
 @pytest.mark.parametrize("end, channels, destination", [
     ("killed", "one-channel", FORK),
     pytest.param("reset", "preempt", FORK, marks=pytest.mark.slow),
@@ -43,7 +38,7 @@ def test_source_ends_while_devices_are_loaded(lab, end, channels, destination):
         set_queue(pair.source, (boot["test_address"] >> 12) + boot["test_pages"] - QUEUE_PAGES)
         wire = pair.wire(pair.listen(), lie=Nothing(), lying=lying)
         pair.postcopy(wire.uri, bandwidth=64 << 10)
-        until(lambda: main_thread_waits(pair.destination), "the main thread waits for a page")
+        until(pair.destination.main_thread_waits, "the main thread waits for a page")
         if end == "killed":
             pair.source.signal("KILL")
         else:

@@ -185,6 +185,45 @@ def test_tls(lab, backend, channels):
         pair.broken_and_recovered()
 
 
+MONITOR = 4200     # of the destination, in L1
+
+
+@pytest.mark.parametrize("channels, encrypted, trouble", [
+    pytest.param(PREEMPT, True, "cut", id="preempt-tls-cut"),
+    pytest.param(FETCH, False, "pause", id="fetch-pause"),
+    pytest.param(PREEMPT, False, "pause", id="preempt-pause", marks=slow),
+    pytest.param(ONE_CHANNEL, True, "pause", id="one-channel-tls-pause", marks=slow),
+    pytest.param(FETCH, True, "cut", id="fetch-tls-cut", marks=slow),
+])
+def test_recovery_while_the_main_thread_waits(lab, channels, encrypted, trouble):
+    """QEMU's main thread reads a page that is missing: what is done out of band recovers."""
+    with Pair(lab, exits="on", pattern="shared", mem=16, tls=tls.directory(lab) if encrypted else None,
+              destination_options=("-monitor", f"tcp:127.0.0.1:{MONITOR},server=on,wait=off"), **channels) as pair:
+        wire = pair.wire(pair.listen())
+        pair.postcopy(wire.uri)
+        pair.destination.wait_event("timing")
+        wire.swallows = True
+        # The end of the memory comes last.
+        boot = pair.source.report().the("boot")
+        last = boot["test_address"] + (boot["test_pages"] << 12) - 8
+        reader = lab.job(f"(echo 'xp /1gx {last:#x}'; sleep 1000) | nc 127.0.0.1 {MONITOR}")
+        until(pair.destination.main_thread_waits, "the main thread waits for a page")
+        if trouble == "cut":
+            wire.cut()
+        else:
+            assert not pair.destination.cmd_out_of_band("migrate-pause")
+        pair.source.wait_status("postcopy-paused")
+        port = next(pair.ports)
+        until(lambda: not pair.destination.cmd_out_of_band("migrate-recover", uri=f"tcp:0.0.0.0:{port}"),
+              "the destination is paused, and listens")
+        pair.source.cmd("migrate", uri=pair.uri_of(port), resume=True)
+        pair.wait_recovered()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+        assert f"{last:016x}: 0x" in reader.output
+        reader.kill()
+
+
 @on_both()
 def test_recovery_while_the_guest_is_stopped(lab):
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
