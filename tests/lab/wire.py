@@ -52,7 +52,14 @@ class Page:
 
 
 class Close(Exception):
-    """Raised by a lie: end this channel."""
+    """End this channel: raised by a lie, and where a stream ends in the middle of something."""
+
+
+def exactly(stream: BufferedReader, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise Close
+    return data
 
 
 class Pages:
@@ -64,7 +71,8 @@ class Pages:
 
     def all(self, ends: bool = False) -> Iterator[Page | bytes]:
         """Of the urgent channel, which has nothing else; ends: until their end is said."""
-        while head := self.stream.read(8):
+        while self.stream.peek(1):
+            head = exactly(self.stream, 8)
             address = int.from_bytes(head, "big")
             if address & EOS:
                 yield head
@@ -72,8 +80,8 @@ class Pages:
                     return
                 continue
             if not address & CONTINUE:
-                self.name = self.stream.read(self.stream.read(1)[0])
-            yield Page(address & -PAGE_SIZE, self.name, self.stream.read(PAGE_SIZE if address & PAGE else 1))
+                self.name = exactly(self.stream, exactly(self.stream, 1)[0])
+            yield Page(address & -PAGE_SIZE, self.name, exactly(self.stream, PAGE_SIZE if address & PAGE else 1))
 
     def after_the_package(self) -> Iterator[Page | bytes]:
         while kind := self.stream.read(1):
@@ -164,9 +172,11 @@ class Wire:
 
     @staticmethod
     def _run(fn: Copy, a: socket.socket, b: socket.socket, ended: threading.Event) -> None:
-        with contextlib.suppress(OSError, Close):
-            fn(a, b)
-        ended.set()
+        try:
+            with contextlib.suppress(OSError, Close):
+                fn(a, b)
+        finally:
+            ended.set()
 
     @staticmethod
     def _abort(source: socket.socket, destination: socket.socket) -> None:
@@ -185,7 +195,7 @@ class Wire:
             return
         with a.makefile("rb") as stream:
             while head := stream.read(4):
-                body = stream.read(int.from_bytes(head[2:], "big"))
+                body = exactly(stream, int.from_bytes(head[2:], "big"))
                 if int.from_bytes(head[:2], "big") == REQUEST:
                     self.lie.asked.add((body[13:13 + body[12]], int.from_bytes(body[:8], "big")))
                 b.sendall(head + body)

@@ -10,7 +10,7 @@ volatile uint32_t fired[MAX_CPUS][CLOCKS];
 /* Of this processor's timers; written by its interrupts, at[] before fired[] */
 static struct timer {
     uint64_t deadline;
-    volatile uint64_t at;
+    struct reading at;
     bool reported;
 } timers[MAX_CPUS][CLOCKS];
 
@@ -46,7 +46,7 @@ static void expired(uint32_t cpu, uint32_t interrupt)
         write_sysreg(cntv_ctl_el0, 0);
     }
     isb();
-    timers[cpu][i].at = r.clock[i];
+    timers[cpu][i].at = r;
     fired[cpu][i]++;
 }
 
@@ -78,8 +78,9 @@ void report_timers(uint32_t cpu)
         if (fired[cpu][i] && !t->reported) {
             t->reported = true;
             print("{\"event\": \"timer\", \"cpu\": %u, \"timer\": \"%s\", "
-                  "\"deadline\": %u, \"at\": %u, \"khz\": %u}\n",
-                  (uint64_t)cpu, names[i], t->deadline, t->at, measure_khz());
+                  "\"deadline\": %u, \"at_" CLOCK_0 "\": %u, \"at_" CLOCK_1 "\": %u, "
+                  "\"khz\": %u}\n", (uint64_t)cpu, names[i], t->deadline,
+                  t->at.clock[0], t->at.clock[1], measure_khz());
         }
     }
 }
