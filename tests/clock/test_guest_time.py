@@ -73,16 +73,6 @@ def both_stand_still(jump):
     assert max(map(abs, jump.relation_ns)) < 0.1 * GAP_S * 1e9
 
 
-def job(side, command, **arguments):
-    side.cmd(command, job_id="job", **arguments)
-    def ended():
-        [info] = side.cmd("query-jobs")
-        return info["status"] == "concluded" and info
-    info = until(ended, command)
-    assert "error" not in info, info
-    side.cmd("job-dismiss", id="job")
-
-
 def lines_after(console, at):
     """The whole lines that begin behind that byte. One may be under way there: the guest writes its
     lines byte by byte, and where a snapshot was loaded, the rest of another moment's line follows,
@@ -663,20 +653,16 @@ def test_snapshot_and_pause(lab, qemu):
     with ClockPair(lab, source=qemu, policy=None, cpus=2, capabilities=None) as pair:
         side = pair.source
         side.wait_event("ready")
-        image = "/tmp/snapshot.qcow2"
-        job(side, "blockdev-create", options={"driver": "file", "filename": image, "size": 0})
-        side.cmd("blockdev-add", driver="file", node_name="file", filename=image)
-        job(side, "blockdev-create", options={"driver": "qcow2", "file": "file", "size": 1 << 20})
-        side.cmd("blockdev-add", driver="qcow2", node_name="disk", file="file")
+        side.add_disk()
 
         # To load a snapshot, QEMU resets the guest, which writes 0 to the TSC, then writes what was
         # saved. KVM takes a value within a second of what it expects for an attempt to synchronise
         # vCPUs, and leaves the TSC as it is: that of a younger guest would go back, with stock QEMU.
         until(lambda: side.report().all("clock")[-1]["tsc"] > 3 * tsc_khz() * 1000, "the guest is old enough")
-        job(side, "snapshot-save", tag="s", vmstate="disk", devices=["disk"])
+        assert not side.run_job("snapshot-save", tag="s", vmstate="disk", devices=["disk"])
         lab.run(f"sleep {GAP_S}")
         side.cmd("stop")
-        job(side, "snapshot-load", tag="s", vmstate="disk", devices=["disk"])
+        assert not side.run_job("snapshot-load", tag="s", vmstate="disk", devices=["disk"])
         side.cmd("cont")
         events = later_reports(side, 2)
         assert min(e["step_clock"] for e in events) < GAP_S * 1e9 / 2, events

@@ -170,6 +170,8 @@ static void set_parameter(const char *key, const char *value)
         par.adjust = number(value);
     } else if (equal(key, "deadline")) {
         par.deadline_ms = number(value);
+    } else if (equal(key, "async")) {
+        par.async = number(value);
     } else if (equal(key, "time")) {
         par.time = number(value);
     } else {

@@ -35,6 +35,7 @@ struct parameters {
     uint64_t vmclock;           /* x86_64/clocks.c: processor 0 reads that device */
     uint64_t adjust;            /* x86_64/clocks.c: to IA32_TSC_ADJUST of processor 1 */
     uint32_t deadline_ms;       /* clocks.c: let a timer expire; 0: none */
+    uint32_t async;             /* x86_64/async.h: what is to be missed, and how */
 };
 extern struct parameters par;
 extern const char *const pattern_names[PATTERNS];

@@ -196,6 +196,28 @@ class BaseSide(ABC):
         answer = self.qmp.cmd_obj({"exec-oob": name, "arguments": arguments})
         return answer["error"]["desc"] if "error" in answer else ""
 
+    def run_job(self, command: str, **arguments: object) -> str:
+        """A command that is a job, to its end; returns its error, or an empty string."""
+        self.cmd(command, job_id="job", **arguments)
+
+        def ended() -> dict[str, Any] | None:
+            [info] = self.cmd("query-jobs")
+            return info if info["status"] == "concluded" else None
+        error: str = until(ended, command).get("error", "")
+        self.cmd("job-dismiss", id="job")
+        return error
+
+    def add_disk(self) -> str:
+        """An empty one, by the name "disk", into which snapshots can be saved; returns its image."""
+        image = f"{self.lab.tmp}/{self.name}.qcow2"
+        error = self.run_job("blockdev-create", options={"driver": "file", "filename": image, "size": 0})
+        assert not error, error
+        self.cmd("blockdev-add", driver="file", node_name="file", filename=image)
+        error = self.run_job("blockdev-create", options={"driver": "qcow2", "file": "file", "size": 1 << 20})
+        assert not error, error
+        self.cmd("blockdev-add", driver="qcow2", node_name="disk", file="file")
+        return image
+
     def hmp(self, line: str) -> str:
         return str(self.cmd("human-monitor-command", command_line=line))
 

@@ -281,3 +281,17 @@ def test_a_processor_that_waits_answers_others(lab, way):
             side.wait_status("completed")
         pair.check_threads()
         pair.check_logs()
+
+
+@slow
+def test_apic_id_above_254(lab):
+    """Which no MSI can name without interrupt remapping."""
+    words = ("-device", "intel-iommu,intremap=on,eim=on", "-device",
+             "max-x86_64-cpu,socket-id=299,core-id=0,thread-id=0")
+    with guest_with(lab, cpus="1,maxcpus=300,sockets=300", memory_mb=512, machine="q35,kernel-irqchip=split",
+                    source_options=words, destination_options=words) as pair:
+        pair.postcopy(bandwidth=4 * MIB)
+        until(lambda: any(name == "kvm_async_pf_send" and text.split()[1] == "299"
+                          for name, text in pair.destination.trace()), "the second processor is told of a page")
+        finish(pair)
+        all_delivered(pair)

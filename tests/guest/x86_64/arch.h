@@ -2,6 +2,7 @@
 #ifndef ARCH_H
 #define ARCH_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define SIDE_SOURCE 0xe9    /* of side(); any other value: the destination */
@@ -10,6 +11,11 @@
 #define CONSTANT_REGIONS \
     { "rom", (void *)0xffff0000, (void *)0x100000000 }, \
     { "rom below 1 MiB", (void *)0xf0000, (void *)0x100000 },
+
+/* machine.c: of all processors; user: a task in ring 3 may call it by "int" */
+void set_handler(uint8_t vector, const void *handler, bool user);
+void end_of_interrupt(void);
+void interrupt_others(uint8_t vector);
 
 static inline void outb(uint16_t port, uint8_t value)
 {

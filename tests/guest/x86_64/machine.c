@@ -6,6 +6,7 @@
 #define FW_CFG_SELECT   0x510
 #define FW_CFG_DATA     0x511
 #define LAPIC_ID        0x20
+#define LAPIC_EOI       0xb0
 #define LAPIC_SVR       0xf0
 #define LAPIC_ICR_LOW   0x300
 #define LAPIC_ICR_HIGH  0x310
@@ -13,17 +14,19 @@
 #define ICR_INIT_OTHERS 0x000c4500
 #define ICR_SIPI_OTHERS 0x000c4600
 
-#define ICR_WAKE_OTHERS (0x000c4000 | WAKE_VECTOR)
+#define ICR_OTHERS      0x000c4000
 #define EXCEPTIONS      32
 #define WAKE_VECTOR     32
 
 extern volatile uint32_t smi_target;
 extern const char wake_interrupt[];
 
+#define VECTORS         256
+
 static struct gate {
     uint16_t offset_low, selector, flags, offset_mid;
     uint32_t offset_high, reserved;
-} idt[WAKE_VECTOR + 1];
+} idt[VECTORS];
 
 static uint64_t khz;
 
@@ -42,6 +45,17 @@ static void exception(void)
     die("exception in the guest");
 }
 
+/* Interrupts are off in the handler. */
+void set_handler(uint8_t vector, const void *handler, bool user)
+{
+    uintptr_t at = (uintptr_t)handler;
+
+    idt[vector] = (struct gate) {
+        .offset_low = at, .offset_mid = at >> 16,
+        .selector = 8, .flags = user ? 0xee00 : 0x8e00,     /* interrupt gate */
+    };
+}
+
 /* Called by every processor. Interrupts are off outside of barrier(). */
 void set_up_interrupts(void)
 {
@@ -49,14 +63,10 @@ void set_up_interrupts(void)
         sizeof(idt) - 1, (uintptr_t)idt,
     };
 
-    for (int i = 0; i <= WAKE_VECTOR; i++) {
-        uintptr_t handler = i < EXCEPTIONS ? (uintptr_t)exception
-                                           : (uintptr_t)wake_interrupt;
-        idt[i] = (struct gate) {
-            .offset_low = handler, .offset_mid = handler >> 16,
-            .selector = 8, .flags = 0x8e00,     /* interrupt gate */
-        };
+    for (int i = 0; i < EXCEPTIONS; i++) {
+        set_handler(i, exception, false);
     }
+    set_handler(WAKE_VECTOR, wake_interrupt, false);
     asm volatile("lidt %0" : : "m"(ptr));
     lapic_write(LAPIC_SVR, 0x1ff);              /* on */
 }
@@ -142,7 +152,17 @@ void start_cpus(void)
 
 void wake_others(void)
 {
-    lapic_write(LAPIC_ICR_LOW, ICR_WAKE_OTHERS);
+    interrupt_others(WAKE_VECTOR);
+}
+
+void interrupt_others(uint8_t vector)
+{
+    lapic_write(LAPIC_ICR_LOW, ICR_OTHERS | vector);
+}
+
+void end_of_interrupt(void)
+{
+    lapic_write(LAPIC_EOI, 0);
 }
 
 void wait_for_wake(void)

@@ -5,6 +5,7 @@
  * the last page when they have moved; then its processors touch all of them,
  * each once.
  */
+#include "async.h"
 #include "touch.h"
 
 #define MEMORY          0x1000000ull
@@ -19,6 +20,7 @@ static uint8_t nested_stack[4096] __attribute__((aligned(4096)));
 /* Identity map of 1 GiB */
 static uint64_t npt[3][512] __attribute__((aligned(4096)));
 static uint64_t bad_pages;
+static struct async_data async_data __attribute__((aligned(64)));
 
 static volatile uint64_t *page(uint64_t i)
 {
@@ -147,7 +149,13 @@ _Noreturn void cpu_main(uint32_t cpu)
     }
     barrier();
     if (cpu == 0) {
+        if (par.async & ASYNC_NESTED) {
+            async_enable(&async_data, EN_SEND_ALWAYS);
+        }
         nested_increment(page(n - 1) + 2);
+        if (par.async & ASYNC_NESTED) {
+            wrmsr(MSR_ASYNC_PF_EN, 0);
+        }
         if (page(n - 1)[2] != 1) {
             die("the nested guest has not written");
         }

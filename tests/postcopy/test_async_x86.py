@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Async page faults of x86 by their rules: a guest that counts what it is told, of each kind of fault. What Linux
+makes of them: test_async.py."""
+import time
+from typing import Any
+
+import pytest
+
+from tests.lab import guest
+from tests.lab.pair import MIB, STOCK, Pair, until
+
+slow = pytest.mark.slow
+# tests/guest/x86_64/async.h
+KERNEL, SEND_ALWAYS, ANEW, SMM, NESTED = 1, 2, 4, 8, 16
+MEM = 8
+
+
+def pair_with(lab, how=0, payload="async", **options):
+    return Pair(lab, **{"exits": "on", "cpus": 1, "memory_mb": 48, "mem": MEM, "async": how,
+                        "payload": guest.payload(payload)} | options)
+
+
+def counts(pair):
+    return pair.destination.cmd("query-migrate")["postcopy-async"]
+
+
+def ends(pair) -> tuple[guest.Event, Any]:
+    """What the guest has been told, and what QEMU says of that."""
+    pair.destination.wait_event("end")
+    told, qemu = pair.destination.report().the("async"), counts(pair)
+    print(told, qemu)
+    pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+    pair.finish()
+    assert told["unknown"] == 0, told
+    return told, qemu
+
+
+@pytest.mark.parametrize("how", [0, pytest.param(SMM, marks=slow), pytest.param(ANEW, marks=slow)])
+def test_tasks(lab, how):
+    """In ring 3: each is told to wait once and to go on once, and another runs meanwhile."""
+    with pair_with(lab, how) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        told, qemu = ends(pair)
+        assert told["announced"] == qemu["announced"] > MEM * MIB // 4096 // 4
+        assert told["come"] == qemu["delivered"]
+        assert told["come"] + told["forgotten"] == told["announced"]
+        assert told["counter"] > 0
+        # KVM's, where it enters the guest for the first time after they were enabled
+        assert told["woken_all"] == (3 if how == ANEW else 2)
+        assert told["forgotten"] == qemu["forgotten"] == (4 if how == ANEW else 0)
+        if how == SMM:
+            # The page behind the others
+            assert missed(pair, (16 + MEM) * MIB)
+
+
+def missed(pair, address):
+    return [text for name, text in pair.destination.trace() if name == "kvm_exit_on_missing"
+            and f"gpa {address:#x}," in text]
+
+
+@pytest.mark.parametrize("how", [KERNEL | SEND_ALWAYS, pytest.param(KERNEL, marks=slow)])
+def test_kernel(lab, how):
+    """It is told where it wants that (KVM_ASYNC_PF_SEND_ALWAYS); or else waits, and can be interrupted."""
+    with pair_with(lab, how) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        told, qemu = ends(pair)
+        most = MEM * MIB // 4096 // 4
+        if how & SEND_ALWAYS:
+            assert told["announced"] == told["come"] == qemu["announced"] == qemu["delivered"] > most
+            assert qemu["refused-kernel"] == 0
+        else:
+            assert told["announced"] == qemu["announced"] == 0
+            assert qemu["refused-kernel"] > most and qemu["halted"] > most
+
+
+@slow
+def test_nested_guest(lab):
+    """Nobody can tell it, as KVM does not either; and the one that it is a guest of is not told in its place."""
+    with pair_with(lab, NESTED, payload="nested", cpus=2, mem=16) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("timing")
+        assert missed(pair, 32 * MIB - 4096)
+        assert counts(pair)["refused-event"] > 0 and counts(pair)["announced"] == 0
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+
+
+def longest_answer(lab, way):
+    """In ms, to interrupts of a processor in the kernel that misses a page, while that is withheld for 2 s."""
+    options = {"source": STOCK, "destination": STOCK, "exits": None} if way == STOCK else {}
+    with pair_with(lab, KERNEL, cpus=2, **options) as pair:
+        def answers():
+            return pair.destination.report().all("answers")
+        if way == "exits":
+            pair.destination.cmd("migrate-set-parameters", postcopy_async_pf="off")
+        pair.postcopy(bandwidth=64 << 10)
+        until(lambda: len(answers()) > 2, "the second processor is answered")
+        pair.source.signal("STOP")
+        time.sleep(0.5)
+        before = len(answers()) + 1
+        time.sleep(2)
+        during = answers()[before:]
+        pair.source.signal("CONT")
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+        if way == "exits":
+            # One report, when the answer has come
+            assert not during
+            during = answers()[before - 1:]
+        longest = max(a["longest_us"] for a in during) / 1000
+        print(f"{way}: {sum(a['count'] for a in during)} answers, the longest in {longest} ms")
+        return longest
+
+
+@slow
+def test_answers(lab):
+    """The host may have been busy with something else: the best of three, and stock QEMU beside it."""
+    best = {way: min(longest_answer(lab, way) for _ in range(3)) for way in ("async", STOCK)}
+    assert best["async"] < max(10, 2 * best[STOCK]), best
+    assert longest_answer(lab, "exits") > 1500

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What would need all of the guest's memory, or put other memory in its place, while post-copy runs."""
+import pytest
+from qemu.qmp import ExecuteError
+
+from tests.lab.pair import Pair
+
+# Of one there is a snapshot before
+TAG = {"snapshot-save": "new", "snapshot-load": "old"}
+HUMAN = {"snapshot-save": "savevm new", "snapshot-load": "loadvm old", "migrate": "migrate -d tcp:127.0.0.1:1"}
+REASON = "memory has not all come"
+
+
+def snapshot(side, command):
+    return side.run_job(command, tag=TAG[command], vmstate="disk", devices=["disk"])
+
+
+def error_of(side, command, pair):
+    if command == "migrate":
+        with pytest.raises(ExecuteError) as refused:
+            side.cmd("migrate", uri=f"tcp:127.0.0.1:{next(pair.ports)}")
+        return str(refused.value)
+    return snapshot(side, command)
+
+
+@pytest.mark.parametrize("command", ["snapshot-save", "snapshot-load", "migrate"])
+def test_refused(lab, command):
+    """The source sends nothing for now: who waited for it would keep QEMU's main thread waiting. The guest goes on,
+    and when all has come, the same succeeds."""
+    with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
+        source, destination = pair.sides
+        source.wait_ready()
+        image = source.add_disk()
+        assert not source.run_job("snapshot-save", tag="old", vmstate="disk", devices=["disk"])
+        for node in "disk", "file":
+            source.cmd("blockdev-del", node_name=node)
+        pair.postcopy()
+        destination.wait_event("timing")
+        source.signal("STOP")
+        destination.cmd("blockdev-add", driver="file", node_name="file", filename=image)
+        destination.cmd("blockdev-add", driver="qcow2", node_name="disk", file="file")
+        assert REASON in error_of(destination, command, pair)
+        assert REASON in destination.hmp(HUMAN[command])
+        assert destination.cmd("query-status")["status"] == "running"
+        source.signal("CONT")
+        source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+        if command != "migrate":
+            assert not snapshot(destination, command)
