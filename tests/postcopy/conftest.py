@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Each test once by each kernel interface for exits; the second time it is slow."""
+"""The tests that make check runs, once more by the other kernel interface for exits in make check-slow; those that
+only that runs, on one of the two, by turns. What -k asks for by an interface's name is run with it."""
 import contextlib
+import zlib
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from tests.lab import interface
 
 HERE = Path(__file__).parent
+BOTH = (interface.EXIT_ON_MISSING, interface.USERFAULT)
 
 
 @pytest.fixture(autouse=True, params=[interface.EXIT_ON_MISSING,
@@ -23,13 +26,20 @@ def by(request, monkeypatch):
 
 def pytest_collection_modifyitems(config, items):
     """Without exits, there is no second time."""
+    def case(item):
+        """The same for both interfaces."""
+        return item.nodeid.replace(f"[{item.callspec.params['by']}", "[", 1)
+
+    ours = [item for item in items if item.path.parent == HERE and "by" in item.callspec.params]
+    slow = {case(item) for item in ours if item.callspec.params["by"] == interface.EXIT_ON_MISSING
+            and item.get_closest_marker("slow")}
+    asked = any(name in config.option.keyword for name in BOTH)
+
     def needless(item):
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        return (item.path.parent == HERE and params.get("by") == interface.USERFAULT
-                and params.get("exits") == "off")
-    kept: list[pytest.Item] = []
-    dropped: list[pytest.Item] = []
-    for item in items:
-        (dropped if needless(item) else kept).append(item)
+        params = item.callspec.params
+        if params.get("exits") == "off":
+            return params["by"] == interface.USERFAULT
+        return case(item) in slow and not asked and params["by"] != BOTH[zlib.crc32(case(item).encode()) % 2]
+    dropped = [item for item in ours if needless(item)]
     config.hook.pytest_deselected(items=dropped)
-    items[:] = kept
+    items[:] = [item for item in items if item not in set(dropped)]
