@@ -80,7 +80,7 @@ check: STOCK =
 check: stock inject tsan guest kernel aarch64 ## check-quick, QEMU's migration qtests on TCG, the tests in the lab
 	$(call TIER,lab)
 
-check-slow: stock inject tsan guest kernel aarch64 ## all tests there are
+check-slow: stock inject tsan guest kernel aarch64 ## all tests there are, in two hours or more; PART=2/4: of four parts of them, the second
 	$(call TIER,slow)
 
 demo: guest kernel $(if $(S),,stock) ## migrate a busy guest post-copy in the lab, by QEMU 10.0 and by this branch
