@@ -267,6 +267,7 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
                                         QIOChannel *ioc, Error **errp)
 {
     unsigned n = migrate_postcopy_fetch_channels();
+    QEMUFile *main_channel = mis->from_src_file;
     PostcopyFetchChannel *ch;
     PostcopyHello hello;
     unsigned id;
@@ -292,10 +293,12 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
             return;
         }
         /* One that was left by an attempt to recover, which has failed */
-        postcopy_fetch_close_channel(ch);
+        if (qatomic_read(&mis->from_src_file) == main_channel) {
+            postcopy_fetch_close_channel(ch);
+        }
         /* Who pauses takes the main channel away first, then closes these */
         WITH_QEMU_LOCK_GUARD(&mis->fetch->lock) {
-            if (!mis->from_src_file) {
+            if (!main_channel || mis->from_src_file != main_channel) {
                 error_setg(errp, "postcopy: fetch channel %u has outlived the "
                            "main one", id);
                 return;

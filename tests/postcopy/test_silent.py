@@ -69,6 +69,9 @@ def test_source_does_not_wait(lab):
         connection, _ = server.accept()
         with connection:
             assert connection.recv(1)
+            # There is nothing to pause
+            with pytest.raises(ExecuteError):
+                pair.source.cmd("migrate-pause")
             time.sleep(1)
             assert pair.source.status() == "setup"
             assert pair.source.cmd("query-status")["running"]
@@ -107,5 +110,24 @@ def test_recovery_can_be_paused(lab):
             pair.source.cmd("migrate-pause")
             pair.source.wait_status("postcopy-paused")
         pair.recover()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.finish()
+
+
+def test_recovery_is_awaited_anew(lab):
+    """A stranger says nothing where the destination awaits the source. Who lets it listen anew need not wait for
+    his handshake to be given up."""
+    with Pair(lab, exits="on", capabilities=(), mem=16, tls=tls.directory(lab)) as pair:
+        pair.postcopy()
+        pair.destination.wait_event("timing")
+        pair.source.cmd("migrate-pause")
+        pair.wait_paused()
+        uri = pair.listen("migrate-recover")
+        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri))) as stranger:
+            connected(pair.lab, uri)
+            again = pair.listen("migrate-recover")
+            assert not stranger.recv(1)
+            pair.source.cmd("migrate", uri=again, resume=True)
+            until(lambda: pair.source.status() == "postcopy-active", "recovery", timeout=10)
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
         pair.finish()
