@@ -85,6 +85,29 @@ def test_source_does_not_wait(lab):
             pair.check_memory()
 
 
+@pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_cancelled_while_it_connects(lab, again):
+    """The server's queue is full, so that its kernel answers late: nothing is sent there then."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, pair_for(lab, BARE) as pair:
+        server.settimeout(60)
+        pair.source.wait_ready()
+        pair.source.cmd("migrate-set-parameters", downtime_limit=1000)
+        with socket.create_connection(server.getsockname()):
+            pair.source.cmd("migrate", uri=f"tcp:10.0.2.2:{server.getsockname()[1]}")
+            assert pair.source.status() == "setup"
+            pair.source.cmd("migrate_cancel")
+            pair.source.wait_status("cancelled")
+            uri = pair.listen()
+            if again:
+                assert not tried(pair, uri)
+            server.accept()[0].close()
+            with server.accept()[0] as connection:
+                assert not connection.recv(1)
+        until(lambda: tried(pair, uri), "another migration begins")
+        pair.source.wait_status("completed")
+        pair.check_memory()
+
+
 def tried(pair, uri):
     try:
         pair.source.cmd("migrate", uri=uri)

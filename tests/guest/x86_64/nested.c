@@ -20,6 +20,7 @@ static uint8_t nested_stack[4096] __attribute__((aligned(4096)));
 /* Identity map of 1 GiB */
 static uint64_t npt[3][512] __attribute__((aligned(4096)));
 static uint64_t bad_pages;
+extern const char wake_interrupt[];
 static struct async_data async_data __attribute__((aligned(64)));
 
 static volatile uint64_t *page(uint64_t i)
@@ -150,6 +151,8 @@ _Noreturn void cpu_main(uint32_t cpu)
     barrier();
     if (cpu == 0) {
         if (par.async & ASYNC_NESTED) {
+            /* KVM interrupts to tell it to wake all that wait: nobody does */
+            set_handler(ASYNC_VECTOR, wake_interrupt, false);
             async_enable(&async_data, EN_SEND_ALWAYS);
         }
         nested_increment(page(n - 1) + 2);
