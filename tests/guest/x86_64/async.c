@@ -61,6 +61,8 @@ static volatile uint64_t *page(uint64_t i)
     return (volatile uint64_t *)(MEMORY + (i << PAGE_SHIFT));
 }
 
+_Static_assert(PAGE_FAULT == 14 && ASYNC_VECTOR == 0x40 && DONE_VECTOR == 0x41 &&
+               ANSWER_VECTOR == 0x42, "as the entries push them");
 extern const char fault_entry[], ready_entry[], done_entry[], answer_entry[];
 _Noreturn void resume(struct frame *frame);
 asm("fault_entry:   push $14\n"
