@@ -18,9 +18,13 @@ def pytest_collection_modifyitems(config, items):
     match = re.fullmatch("([0-9]+)/([0-9]+)", part)
     if not match or not 0 < int(match[1]) <= int(match[2]):
         raise pytest.UsageError(f"PART is {part}: it must be like 2/4, the second of four parts")
-    others = [item for item in items if zlib.crc32(item.nodeid.encode()) % int(match[2]) != int(match[1]) - 1]
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        number = zlib.crc32(item.nodeid.encode()) % int(match[2]) + 1
+        (kept if number == int(match[1]) else others).append(item)
     config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item not in set(others)]
+    items[:] = kept
 
 
 @pytest.fixture(scope="session")

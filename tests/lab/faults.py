@@ -379,7 +379,7 @@ class Faults:
             time.sleep(delay_s)
             self.act(action, wire, under_way_lost)
         elif phase:
-            pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+            pair.fast()
             self.until_reached(wire)
             time.sleep(delay_s)
             self.act(action, wire, under_way_lost)
@@ -389,5 +389,5 @@ class Faults:
         while not (end := self.ended()):
             self.recover()
             # Nothing else befalls it.
-            self.pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+            self.pair.fast()
         return end

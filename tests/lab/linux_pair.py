@@ -88,10 +88,6 @@ class LinuxPair(BasePair[LinuxSide]):
             time.sleep(0.3)
         raise AssertionError(f"no task waits for a page: {counts}")
 
-    def fast(self) -> None:
-        """The source sends all that is left."""
-        self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
-
     def next(self) -> None:
         """The destination is the source of another migration."""
         end, self.source = self.source, self.destination

@@ -515,6 +515,10 @@ class BasePair(ABC, Generic[AnySide]):
         self.source.cmd("migrate-start-postcopy")
         self.source.wait_status("postcopy-active", "completed")
 
+    def fast(self) -> None:
+        """The source sends all that is left."""
+        self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+
     def finish(self) -> None:
         """Wait for the end of the migration, and for the guest's check of its memory."""
         for side in self.sides:
@@ -542,7 +546,7 @@ class Pair(BasePair[Side]):
         wire.cut()
         self.wait_paused()
         self.recover()
-        self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        self.fast()
         self.finish()
 
     def check_memory(self) -> None:

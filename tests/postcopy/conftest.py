@@ -40,6 +40,6 @@ def pytest_collection_modifyitems(config, items):
         if params.get("exits") == "off":
             return params["by"] == interface.USERFAULT
         return case(item) in slow and not asked and params["by"] != BOTH[zlib.crc32(case(item).encode()) % 2]
-    dropped = [item for item in ours if needless(item)]
-    config.hook.pytest_deselected(items=dropped)
-    items[:] = [item for item in items if item not in set(dropped)]
+    dropped = {item for item in ours if needless(item)}
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]

@@ -29,7 +29,7 @@ def ends(pair) -> tuple[guest.Event, Any]:
     pair.destination.wait_event("end")
     told, qemu = pair.destination.report().the("async"), counts(pair)
     print(told, qemu)
-    pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+    pair.fast()
     pair.finish()
     assert told["unknown"] == 0, told
     return told, qemu
@@ -81,7 +81,7 @@ def test_nested_guest(lab):
         pair.destination.wait_event("timing")
         assert missed(pair, 32 * MIB - 4096)
         assert counts(pair)["refused-event"] > 0 and counts(pair)["announced"] == 0
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
 
 
@@ -101,7 +101,7 @@ def longest_answer(lab, way):
         time.sleep(2)
         during = answers()[before:]
         pair.source.signal("CONT")
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
         if way == "exits":
             # One report, when the answer has come

@@ -25,5 +25,5 @@ def test_error_within_a_batch(lab):
         if pair.destination.status() == "postcopy-paused":
             pair.wait_paused()
             pair.recover()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()

@@ -30,7 +30,7 @@ def test_all_wait(lab, exits, kick):
         if kick:
             assert pair.destination.registers_of_all() == 4
         pair.source.signal("CONT")
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
         total, vcpus = blocktime(pair)
         longest = 1000 * (time.monotonic() - begin)

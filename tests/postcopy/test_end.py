@@ -36,7 +36,7 @@ def test_requested_page_is_lost(lab, trouble, exits, channels):
         pair.postcopy(wire.uri, bandwidth=256 << 10)
         until(lambda: lie.page and (oldest := (pair.faults() or {}).get("oldest"))
               and oldest["offset"] == lie.told.address, "the page that does not come is asked for")
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         until(pair.destination.has_read_the_end, "the destination has read the end")
         if channels == "preempt":
             # It may still come.

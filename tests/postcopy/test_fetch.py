@@ -76,7 +76,7 @@ def test_ahead(lab, pattern, exits):
             assert fetch["ahead"] > 4 * missed
             assert fetch["ahead-missed"] < fetch["ahead"] / 10
         assert "requested ahead: " in pair.destination.hmp("info migrate")
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
 
 
@@ -251,7 +251,7 @@ def test_lie(lab, lie):
         pair.wait_paused()
         pair.destination.wait_says(says)
         pair.recover()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
 
 
@@ -275,7 +275,7 @@ def test_not_asked(lab):
         pair.wait_paused()
         pair.destination.wait_says("that was not requested")
         pair.recover()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
 
 
@@ -286,7 +286,7 @@ def test_withheld(lab):
         between = wire(pair, Lie, change=lambda frame, send: None)
         pair.postcopy(between.uri)
         until(lambda: between.told, "the lie")
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.wait_paused()
         pair.destination.wait_says(f"without the page at offset 0x{between.told.offset:x}")
         pair.recover()

@@ -43,7 +43,7 @@ def test_refused(lab, command):
         assert REASON in destination.hmp(HUMAN[command])
         assert destination.cmd("query-status")["status"] == "running"
         source.signal("CONT")
-        source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
         if command != "migrate":
             assert not snapshot(destination, command)

@@ -23,7 +23,7 @@ def test_kicked_while_paused(lab, exits):
         assert pair.faults()["requests"] == counts["requests"]
         assert pair.faults()["exits"] == counts["exits"]
         pair.recover()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
         metered = sum(destination.cmd("query-migrate")["postcopy-latency-dist"])
         faults = pair.faults()

@@ -43,7 +43,7 @@ def may_come(condition):
 def test_after_the_end(lab, point, blocktime):
     """The page has come without having been asked for."""
     with held_vcpu(lab, point, blocktime) as pair:
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         may_come(lambda: not has_listen_thread(pair.destination))
         pair.destination.inject.release(point)
 
@@ -54,7 +54,7 @@ def test_while_the_return_path_is_closed(lab):
     with held_vcpu(lab, "postcopy-ask", False) as pair:
         inject = pair.destination.inject
         inject.arm("rp-close")
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         inject.wait_held("rp-close")
         inject.arm("rp-message")
         inject.release("postcopy-ask")

@@ -65,7 +65,7 @@ def test_never(lab, exits, backend):
         pair.destination.wait_says("migrate-pause")
         assert f"offset 0x{lie.told.address:x}" in pair.destination.hmp("info migrate")
         # Also when the source has sent all, it does not end.
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         until(pair.destination.has_read_the_end, "the destination has read the end")
         for side in pair.sides:
             assert side.status() == "postcopy-active"
@@ -102,7 +102,7 @@ def test_same_part_of_a_huge_page(lab, backend):
         pair.wait_paused()
         pair.destination.wait_says(f"offset 0x{lie.told.address:x}")
         pair.recover()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
 
 

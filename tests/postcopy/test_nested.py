@@ -25,5 +25,5 @@ def test_mapped_at_once_after_a_nested_fault(lab):
         assert exits > 2000 and first < 100
         # KVM takes one fault for a page, and one more if the exit did not let it be mapped.
         assert taken - PAGES < exits / 10
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()

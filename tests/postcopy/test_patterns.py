@@ -72,7 +72,7 @@ def test_mapped_at_once(lab):
         pair.postcopy(bandwidth=64 << 10)
         dst = pair.destination
         dst.wait_event("end")
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
         taken = int(lab.run(f"cat /sys/kernel/debug/kvm/$(cat {dst.pidfile})-*/pf_taken", check=True).output)
         exits, pages = pair.faults()["exits"], pair.source.report().the("boot")["test_pages"]

@@ -9,7 +9,7 @@ def test_page_on_its_way(lab):
               backend="memory-backend-memfd,hugetlb=on,hugetlbsize=2M") as pair:
         pair.postcopy(bandwidth=32 << 10)
         pair.check_memory()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
         trace = [f"{name} {text}" for name, text in pair.source.trace()
                  if name in ("postcopy_preempt_hit", "migration_rate_limit_post")]

@@ -131,7 +131,7 @@ def test_recovery_when_all_was_sent(lab, trouble):
         pair.postcopy(wire.uri)
         pair.destination.wait_event("timing")
         wire.swallows = True
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         until(lambda: "migration_completion_postcopy_end_after_complete" in dict(pair.source.trace()),
               "the source has sent all")
         if trouble == "pause":
@@ -218,7 +218,7 @@ def test_recovery_while_the_main_thread_waits(lab, channels, encrypted, trouble)
               "the destination is paused, and listens")
         pair.source.cmd("migrate", uri=pair.uri_of(port), resume=True)
         pair.wait_recovered()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
         assert f"{last:016x}: 0x" in reader.output
         reader.kill()

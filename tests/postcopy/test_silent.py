@@ -133,7 +133,7 @@ def test_recovery_can_be_paused(lab):
             pair.source.cmd("migrate-pause")
             pair.source.wait_status("postcopy-paused")
         pair.recover()
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()
 
 
@@ -152,5 +152,5 @@ def test_recovery_is_awaited_anew(lab):
             assert not stranger.recv(1)
             pair.source.cmd("migrate", uri=again, resume=True)
             until(lambda: pair.source.status() == "postcopy-active", "recovery", timeout=10)
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.fast()
         pair.finish()

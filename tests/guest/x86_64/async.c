@@ -334,7 +334,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     for (uint64_t i = 0; side() == SIDE_SOURCE; i++) {
         if (cpu == 0) {
             page(i % (n + 1))[1] = 0;
-            data->reserved[0]++;        /* so that it is missing, too */
+            data->reserved[0]++;        /* so that it is missing, too, at first */
         }
     }
     barrier();
