@@ -7,8 +7,10 @@
 #ifndef MIGRATION_INJECT_H
 #define MIGRATION_INJECT_H
 
+#include "migration/inject-config.h"
+
 /*
- * Builds for tests define CONFIG_MIGRATION_INJECT ("scripts/setup inject");
+ * Builds for tests have CONFIG_MIGRATION_INJECT (--enable-migration-inject);
  * in all others these functions are nothing.  The tests talk to them by files
  * in the directory that the environment variable QEMU_INJECT names.  @point is
  * the name of a file in it.  Any thread, with any lock.

@@ -6,7 +6,8 @@ set -eu
 ROOT=$(cd "$(dirname "$0")/.." && pwd -P)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/qemu-fault-exits
 BUILD=$ROOT/build
-export CCACHE_DIR="$CACHE/ccache"
+# The compiler lists what it includes as it compiles, so that nothing is preprocessed twice.
+export CCACHE_DIR="$CACHE/ccache" CCACHE_DEPEND=1
 # Those of the make that called this are not for others.
 unset MAKEFLAGS MFLAGS
 
