@@ -10,7 +10,7 @@ from tests.lab.paths import below, qemu
 CASES = [
     pytest.param("plain", marks=pytest.mark.slow),
     "recovery/plain",
-    "preempt/plain",
+    pytest.param("preempt/plain", marks=pytest.mark.slow),
     pytest.param("preempt/recovery/plain", marks=pytest.mark.slow),
     pytest.param("recovery/double-failures/handshake", marks=pytest.mark.slow),
     pytest.param("recovery/double-failures/reconnect", marks=pytest.mark.slow),

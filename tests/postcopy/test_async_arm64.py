@@ -31,7 +31,7 @@ def is_refused(pair, reason):
 @on_aarch64("words, reason", [
     (SDEI, "kvm-async-pf"),
     ((), "kvm-sdei"),
-], quick=True)
+], quick=[((), "kvm-sdei")])
 def test_the_other_side_is_without(lab, words, reason):
     with guest_with(lab, destination_options=words) as pair:
         pair.source.wait_ready()
@@ -58,7 +58,7 @@ def test_stock(lab, source, destination):
         finish(pair)
 
 
-@on_aarch64("way", ["precopy", "postcopy"], quick=["precopy"])
+@on_aarch64("way", ["precopy", "postcopy"])
 def test_told_after_it_has_moved(lab, way):
     """A guest that was moved once has to wake all its tasks, and then is told of missing pages again."""
     with guest_with(lab, cpus=2) as pair:

@@ -52,7 +52,10 @@ def test_short(lab, exits, backend):
         pair.recover()
 
 
-@cases
+@pytest.mark.parametrize("exits, backend", [
+    ("on", "memfd"),
+    pytest.param("off", "anonymous", marks=pytest.mark.slow),
+])
 def test_never(lab, exits, backend):
     lie = Never()
     with lied_to(lab, lie, exits, backend) as pair:

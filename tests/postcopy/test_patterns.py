@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
-from itertools import product
 
 import pytest
 
@@ -89,7 +88,8 @@ def test_same_page(lab, exits):
         assert_shared(faults)
 
 
-@on_both("exits, backend", [("on", "memfd"), ("off", "memfd"), ("on", "shm"), ("off", "ram"),
+@on_both("exits, backend", [("on", "memfd"), ("on", "shm"), ("off", "ram"),
+                            pytest.param("off", "memfd", marks=pytest.mark.slow),
                             pytest.param("off", "shm", marks=pytest.mark.slow),
                             pytest.param("on", "ram", marks=pytest.mark.slow)],
          quick=[("on", "memfd")])
@@ -98,7 +98,9 @@ def test_shared_memory(lab, exits, backend):
     migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])
 
 
-@on_both("exits, backend", product(EXITS, HUGETLB))
+@on_both("exits, backend", [("on", "memfd"), ("off", "memfd"), ("on", "file-private"),
+                            *(pytest.param(*rest, marks=pytest.mark.slow) for rest in (
+                                ("on", "file"), ("off", "file"), ("off", "file-private")))])
 def test_same_huge_page(lab, exits, backend):
     faults, _ = migrate(lab, exits, at_least=5, pattern="samehuge", memory_mb=64, mem=48,
                         bandwidth=16 * MIB, backend=HUGETLB[backend])

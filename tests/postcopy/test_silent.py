@@ -31,7 +31,8 @@ def use_multifd(pair):
     pytest.param(BARE, MAGIC_OF_MULTIFD[:1], id="multifd-a-byte"),
     pytest.param(BARE, MAGIC_OF_MULTIFD, id="multifd-magic-alone", marks=pytest.mark.slow),
     pytest.param(TLS, b"", id="tls-nothing", marks=pytest.mark.slow),
-    pytest.param(TLS, HELLO, id="tls-a-part"),
+    # This one holds the place of the first channel, for 20 s.
+    pytest.param(TLS, HELLO, id="tls-a-part", marks=pytest.mark.slow),
 ])
 def test_destination_does_not_wait(lab, channel, says):
     """Migration passes by the stranger, who then hangs up, and the guest goes on."""

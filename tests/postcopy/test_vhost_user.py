@@ -14,8 +14,9 @@ from tests.lab.paths import BUILD
 
 slow = pytest.mark.slow
 BACKEND = "build/fork/contrib/vhost-user-blk/vhost-user-blk"
-BLOCKS = 4 * 256
-LOAD: dict[str, Any] = {"mem": 16, "writers": 1, "computers": 1, "disk": 4, "interval": 100}
+DISK_MIB = 2
+BLOCKS = DISK_MIB * 256
+LOAD: dict[str, Any] = {"mem": 16, "writers": 1, "computers": 1, "disk": DISK_MIB, "interval": 100}
 MEMORY = {
     "memfd": "memory-backend-memfd",
     "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
@@ -34,7 +35,7 @@ class DiskPair(LinuxPair):
         self.backends = {}
 
     def __enter__(self):
-        self.lab.run(f"rm -f {self.file} && truncate -s {LOAD['disk']}M {self.file}", check=True)
+        self.lab.run(f"rm -f {self.file} && truncate -s {DISK_MIB}M {self.file}", check=True)
         return super().__enter__()
 
     def __exit__(self, kind, error, traceback):
@@ -115,7 +116,7 @@ def test_backend(lab, exits, channels, memory):
     """Its faults are served while the guest's are, each by its own way."""
     with DiskPair(lab, exits=exits, memory=memory, cpus=2, **channels) as pair:
         pair.postcopy()
-        # The disk's memory is five huge pages, of which a processor misses some first.
+        # The disk's memory is three huge pages, of which a processor misses some first.
         pair.until_backend_faults(1 if memory == "hugetlb" else 50)
         assert pair.destination.status() == "postcopy-active"
         counts = pair.faults()

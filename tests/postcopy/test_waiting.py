@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The destination's monitor answers while its vCPUs wait for pages."""
+import pytest
+
 from tests.lab.arches import on_both
 from tests.lab.pair import Pair
 
 
-@on_both("pattern", ["disjoint", "shared"], quick=["shared"])
+@on_both("pattern", [pytest.param("disjoint", marks=pytest.mark.slow), "shared"], quick=["shared"])
 def test_stop_cont_and_queries(lab, pattern):
     with Pair(lab, exits="on", pattern=pattern, mem=16) as pair:
         destination = pair.destination

@@ -60,7 +60,7 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("hidden", [
-    pytest.param(hidden, id=choice, marks=[pytest.mark.slow] * (choice == "read"))
+    pytest.param(hidden, id=choice, marks=[pytest.mark.slow] * (choice != "populate-read"))
     for hidden, choice in KERNELS.items() if hidden])
 def test_older_kernels(lab, hide, hidden):
     hide(*hidden)

@@ -17,7 +17,7 @@ def test_completed_is_the_end(lab):
         assert machine.side.cmd("query-migrate")["status"] == "active"
         inject.release("snapshot-completing")
         machine.wait()
-        for _ in range(10):
+        for _ in range(3):
             machine.take()
         machine.assert_whole()
 
