@@ -210,13 +210,16 @@ class BaseSide(ABC):
     def add_disk(self) -> str:
         """An empty one, by the name "disk", into which snapshots can be saved; returns its image."""
         image = f"{self.lab.tmp}/{self.name}.qcow2"
-        error = self.run_job("blockdev-create", options={"driver": "file", "filename": image, "size": 0})
-        assert not error, error
-        self.cmd("blockdev-add", driver="file", node_name="file", filename=image)
-        error = self.run_job("blockdev-create", options={"driver": "qcow2", "file": "file", "size": 1 << 20})
-        assert not error, error
-        self.cmd("blockdev-add", driver="qcow2", node_name="disk", file="file")
+        file = {"driver": "file", "filename": image}
+        for options in file | {"size": 0}, {"driver": "qcow2", "file": file, "size": 1 << 20}:
+            error = self.run_job("blockdev-create", options=options)
+            assert not error, error
+        self.attach_disk(image)
         return image
+
+    def attach_disk(self, image: str) -> None:
+        """One that add_disk() made."""
+        self.cmd("blockdev-add", driver="qcow2", node_name="disk", file={"driver": "file", "filename": image})
 
     def hmp(self, line: str) -> str:
         return str(self.cmd("human-monitor-command", command_line=line))

@@ -32,13 +32,11 @@ def test_refused(lab, command):
         source.wait_ready()
         image = source.add_disk()
         assert not source.run_job("snapshot-save", tag="old", vmstate="disk", devices=["disk"])
-        for node in "disk", "file":
-            source.cmd("blockdev-del", node_name=node)
+        source.cmd("blockdev-del", node_name="disk")
         pair.postcopy()
         destination.wait_event("timing")
         source.signal("STOP")
-        destination.cmd("blockdev-add", driver="file", node_name="file", filename=image)
-        destination.cmd("blockdev-add", driver="qcow2", node_name="disk", file="file")
+        destination.attach_disk(image)
         assert REASON in error_of(destination, command, pair)
         assert REASON in destination.hmp(HUMAN[command])
         assert destination.cmd("query-status")["status"] == "running"
