@@ -108,7 +108,8 @@ def test_timers(lab, way, policy, one_offset, due_s):
         for event in fired:
             due = max(event["deadline"], start[event["timer"]])
             # A busy machine looks late. What was due in the blackout fires at its end.
-            assert due <= event[f"at_{event['timer']}"] < due + 0.9 * GAP_S * event["khz"] * 1000, (event, start)
+            late = event[f"at_{event['timer']}"] - due
+            assert 0 <= late < 0.9 * GAP_S * event["khz"] * 1000, f"{late} ticks; {event} of {fired}, {start}"
         time.sleep(2)
         for event in clocks(pair.destination, pair.cpus, 1, last=True):
             assert [event[f"fired_{name}"] for name in COUNTERS] == [1, 1], event

@@ -81,6 +81,10 @@ class CounterPair(TimePair):
     def jump(self, khz: int, was: list[int], before: list[Event], side: Side, after: list[Event]) -> Jump:
         """From offsets and reports on the source to those on a side."""
         now = offsets(side)
+        for events, (virtual, physical) in (before, was), (after, now):
+            # That the guest reads what KVM has set. It reads the physical counter second, and may be interrupted.
+            late = min(signed(e["physical"] - e["virtual"] - (virtual - physical)) for e in events)
+            assert 0 <= late < 100 * khz, f"{late} ticks; {events}, {virtual}, {physical}"
         jump = Jump([signed(w - n) for w, n in zip(was, now, strict=True)], now, before, after, khz)
         print(f"added to the counters: {jump.added_us} us; {dict(side.trace())}")
         return jump
