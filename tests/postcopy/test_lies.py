@@ -2,6 +2,7 @@
 """A source, or a network, that does not send what it should: recoverable, and never silent."""
 import contextlib
 import time
+from itertools import product
 
 import pytest
 
@@ -9,13 +10,16 @@ from tests.lab.pair import MIB, Pair, until
 from tests.lab.wire import CHUNK, URGENT, Close, End, Never, Outside, SamePart, Short, Twice, Wire
 
 BACKENDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
-# Between different memory and different ways of waiting.
-cases = pytest.mark.parametrize("exits, backend", [
-    ("off", "anonymous"),
-    ("on", "memfd"),
-    pytest.param("on", "anonymous", marks=pytest.mark.slow),
-    pytest.param("off", "memfd", marks=pytest.mark.slow),
-])
+
+
+def all_of(*quick):
+    """Different memory and different ways of waiting; those that are not quick are slow."""
+    return pytest.mark.parametrize("exits, backend", [
+        choice if choice in quick else pytest.param(*choice, marks=pytest.mark.slow)
+        for choice in product(["on", "off"], BACKENDS)])
+
+
+cases = all_of(("off", "anonymous"), ("on", "memfd"))
 
 
 @contextlib.contextmanager
@@ -52,10 +56,7 @@ def test_short(lab, exits, backend):
         pair.recover()
 
 
-@pytest.mark.parametrize("exits, backend", [
-    ("on", "memfd"),
-    pytest.param("off", "anonymous", marks=pytest.mark.slow),
-])
+@all_of(("on", "memfd"))
 def test_never(lab, exits, backend):
     lie = Never()
     with lied_to(lab, lie, exits, backend) as pair:
