@@ -4,6 +4,7 @@
 Tests without a mark of these run on x86-64 alone.
 """
 from collections.abc import Collection, Iterable
+from itertools import product
 from typing import Any, Literal
 
 import pytest
@@ -35,6 +36,13 @@ def _parametrize(arches: Iterable[str], names: str, values: Iterable[Any], quick
     words = names.split(", ") if names else []
     params = [_param(arch, words, value, quick) for value in values for arch in arches]
     return pytest.mark.parametrize(["lab", *words], params, indirect=["lab"])
+
+
+def choices(*axes: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+    """Values for on_both() or parametrize(): one of each axis, in all combinations. Those that are
+    not in quick are slow."""
+    return [choice if choice in quick else pytest.param(*choice, marks=pytest.mark.slow)
+            for choice in product(*axes)]
 
 
 def on_both(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> pytest.MarkDecorator:

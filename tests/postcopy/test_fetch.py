@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Post-copy by fetch channels, and what can befall them."""
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab import peer
-from tests.lab.arches import on_both
+from tests.lab.arches import choices, on_both
 from tests.lab.fetch_wire import END, PAGES, REQUEST, FetchWire
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.peer import PEER
@@ -36,11 +35,9 @@ def wire(pair, kind=FetchWire, command="migrate-incoming", **options):
     return pair.wire_of(kind, pair.listen(command), **options)
 
 
-CASES = [("anonymous", "on", 4), ("hugetlb", "on", 2), ("memfd", "off", 1)]
-OTHERS = [pytest.param(*case, marks=slow) for case in product(BACKENDS, ["on", "off"], [1, 16]) if case not in CASES]
-
-
-@on_both("backend, exits, n", CASES + OTHERS, quick=[CASES[0]])
+@on_both("backend, exits, n", [
+    ("anonymous", "on", 4), ("hugetlb", "on", 2),
+    *choices(BACKENDS, ["on", "off"], [1, 16], quick=[("memfd", "off", 1)])], quick=[("anonymous", "on", 4)])
 def test_fetch(lab, backend, exits, n):
     """All that is requested passes the channels, and both sides count the same."""
     with Pair(lab, exits=exits, fetch=n, **memory(backend)) as pair:

@@ -2,10 +2,10 @@
 """A source, or a network, that does not send what it should: recoverable, and never silent."""
 import contextlib
 import time
-from itertools import product
 
 import pytest
 
+from tests.lab.arches import choices
 from tests.lab.pair import MIB, Pair, until
 from tests.lab.wire import CHUNK, URGENT, Close, End, Never, Outside, SamePart, Short, Twice, Wire
 
@@ -13,10 +13,8 @@ BACKENDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 
 
 def all_of(*quick):
-    """Different memory and different ways of waiting; those that are not quick are slow."""
-    return pytest.mark.parametrize("exits, backend", [
-        choice if choice in quick else pytest.param(*choice, marks=pytest.mark.slow)
-        for choice in product(["on", "off"], BACKENDS)])
+    """Different memory and different ways of waiting."""
+    return pytest.mark.parametrize("exits, backend", choices(["on", "off"], BACKENDS, quick=quick))
 
 
 cases = all_of(("off", "anonymous"), ("on", "memfd"))

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
 
-import pytest
-
-from tests.lab.arches import on_both
+from tests.lab.arches import choices, on_both
 from tests.lab.interface import USERFAULT
 from tests.lab.pair import MIB, Pair
 from tests.lab.paths import SANITIZED
@@ -88,19 +86,15 @@ def test_same_page(lab, exits):
         assert_shared(faults)
 
 
-@on_both("exits, backend", [("on", "memfd"), ("on", "shm"), ("off", "ram"),
-                            pytest.param("off", "memfd", marks=pytest.mark.slow),
-                            pytest.param("off", "shm", marks=pytest.mark.slow),
-                            pytest.param("on", "ram", marks=pytest.mark.slow)],
-         quick=[("on", "memfd")])
+@on_both("exits, backend",
+         choices(EXITS, SHARED, quick=[("on", "memfd"), ("on", "shm"), ("off", "ram")]), quick=[("on", "memfd")])
 def test_shared_memory(lab, exits, backend):
     """Every other page is zero until it is written to."""
     migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])
 
 
-@on_both("exits, backend", [("on", "memfd"), ("off", "memfd"), ("on", "file-private"),
-                            *(pytest.param(*rest, marks=pytest.mark.slow) for rest in (
-                                ("on", "file"), ("off", "file"), ("off", "file-private")))])
+@on_both("exits, backend",
+         choices(EXITS, HUGETLB, quick=[("on", "memfd"), ("off", "memfd"), ("on", "file-private")]))
 def test_same_huge_page(lab, exits, backend):
     faults, _ = migrate(lab, exits, at_least=5, pattern="samehuge", memory_mb=64, mem=48,
                         bandwidth=16 * MIB, backend=HUGETLB[backend])

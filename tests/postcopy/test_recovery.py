@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Post-copy that loses its connection while vCPUs wait for pages, and goes on."""
-from itertools import product
 from typing import Any
 
 import pytest
 
 from tests.lab import tls
-from tests.lab.arches import on_both
+from tests.lab.arches import choices, on_both
 from tests.lab.pair import MIB, Pair, until
 
 BACKENDS = {
@@ -17,6 +16,7 @@ BACKENDS = {
 # The guest's memory, with huge pages or without.
 HUGE: dict[str, Any] = {"pattern": "samehuge", "memory_mb": 64, "mem": 48}
 SMALL: dict[str, Any] = {"pattern": "shared", "mem": 16}
+slow = pytest.mark.slow
 
 
 def pause(pair):
@@ -38,14 +38,11 @@ def silence(pair):
         side.cmd("migrate-pause")
 
 
-slow = pytest.mark.slow
-# Each of the choices, with exits and without; all of them together in make check-slow.
-TROUBLES = [(reset, "on", "preempt"), (silence, "on", "one-channel"), (pause, "off", "one-channel")]
-OTHERS = [pytest.param(*choice, marks=slow) for choice in product(
-    [pause, reset, silence], ["on", "off"], ["preempt", "one-channel"]) if choice not in TROUBLES]
-
-
-@on_both("trouble, exits, channels", TROUBLES + OTHERS, quick=[(reset, "on", "preempt")])
+@on_both("trouble, exits, channels", choices(
+    [pause, reset, silence], ["on", "off"], ["preempt", "one-channel"],
+    # Each of them, with exits and without.
+    quick=[(reset, "on", "preempt"), (silence, "on", "one-channel"), (pause, "off", "one-channel")]),
+    quick=[(reset, "on", "preempt")])
 def test_recovery(lab, trouble, exits, channels):
     capabilities = ("postcopy-preempt",) if channels == "preempt" else ()
     with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
@@ -66,21 +63,8 @@ def test_recovery(lab, trouble, exits, channels):
             assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
 
 
-# Each of the choices once; all of them in make check-slow.
-@on_both("backend, exits, preempt", [
-    pytest.param("memfd", "on", True, marks=slow),
-    pytest.param("memfd", "off", False, marks=slow),
-    ("hugetlb", "on", False),
-    ("hugetlb", "off", True),
-    pytest.param("hugetlb-private", "on", True, marks=slow),
-    pytest.param("memfd", "on", False, marks=slow),
-    pytest.param("memfd", "off", True, marks=slow),
-    pytest.param("hugetlb", "on", True, marks=slow),
-    pytest.param("hugetlb", "off", False, marks=slow),
-    pytest.param("hugetlb-private", "on", False, marks=slow),
-    pytest.param("hugetlb-private", "off", True, marks=slow),
-    pytest.param("hugetlb-private", "off", False, marks=slow),
-])
+@on_both("backend, exits, preempt", choices(
+    BACKENDS, ["on", "off"], [True, False], quick=[("hugetlb", "on", False), ("hugetlb", "off", True)]))
 def test_recovery_within_a_page(lab, backend, exits, preempt):
     """The connection is so slow that it breaks when a part of a huge page has come."""
     capabilities = ("postcopy-preempt",) if preempt else ()
