@@ -6,11 +6,14 @@ MAKEFLAGS += -j2
 endif
 .PHONY: all build stock inject tests guest kernel kernel-deb aarch64 tsan check-quick check check-slow demo soak fuzz bench bench-demand-paging bench-postcopy bench-postcopy-more bench-bitmap bench-fetch bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch install deb help
 
-# Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, guest, kernel, demo and
-# lab-shell are for arm64, in build/*-aarch64.
+# Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, inject, tests, guest, kernel, demo,
+# bench-async and lab-shell are for arm64, in build/*-aarch64.
 ARCH ?= x86_64
 ifeq ($(ARCH),aarch64)
 S = -aarch64
+ifneq ($(filter install deb,$(MAKECMDGOALS)),)
+$(error install and deb are for this machine's QEMU, not for ARCH=$(ARCH))
+endif
 else ifneq ($(ARCH),x86_64)
 $(error ARCH is $(ARCH): there are x86_64 and aarch64)
 endif
@@ -107,8 +110,8 @@ bench-bitmap: stock guest kernel ## the two kernel interfaces: KVM_MEM_EXIT_ON_M
 bench-fetch: stock guest kernel ## post-copy with 4 fetch channels, beside the fork without and stock QEMU, over a link with delay
 	@$(BENCH) postcopy-fetch postcopy-fetch-hot
 
-bench-breakdown: stock guest kernel ## where the time of one fault goes
-	@$(BENCH) breakdown $(if $(QUICK),,breakdown-1)
+bench-breakdown: stock guest kernel ## where the time of one fault goes, and what each thread does for it
+	@$(BENCH) breakdown $(if $(QUICK),,breakdown-1 threads)
 
 bench-model: stock guest kernel ## a model of the queues for many vCPUs, and its error
 	@$(BENCH) model

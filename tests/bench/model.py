@@ -5,92 +5,35 @@
 Measured, for some numbers of vCPUs and each variant, in the midst of a post-copy migration: page requests per
 second, and the processor time of each thread per request. The times at one vCPU, where each thread sleeps before each
 job, and at the most, where it seldom does, feed the model; so does the time that passes at one vCPU while no thread
-works. The rates beyond one vCPU are the model's, and are compared with those measured. What one more thread that
-waits in userfaultfd costs a wake-up comes from build/tests/demand-paging, with few and many vCPUs.
+works. The rates beyond one vCPU are the model's, and are compared with those measured. For all numbers of fetch
+channels, the times are those of the fewest, whose threads are the busiest. What one more thread that waits in
+userfaultfd costs a wake-up comes from build/tests/demand-paging, with few and many vCPUs.
 
 Then the model for many vCPUs, on a host with a processor for each of them. Prints tables, and writes
 build/reports/model.json, .md and a picture.
 """
 import argparse
 import json
-import re
 import statistics
-import time
 
-from tests.bench import bench, pictures, postcopy
+from tests.bench import bench, pictures, postcopy, threads
 from tests.bench.bench import Figures
 from tests.bench.queues import Step, simulate
+from tests.bench.threads import THREADS
 from tests.lab import program
 from tests.lab.lab import Lab
-from tests.lab.pair import MIB, Pair, until
-from tests.lab.program import ProgramError, say
+from tests.lab.program import say
 
-# Threads by what they do: (side, start of its name).
-THREADS = {
-    "fault thread": ("destination", "mig/dst/fault"),
-    "return path": ("source", "mig/src/return"),
-    "preempt thread": ("destination", "mig/dst/preempt"),
-    "vCPUs": ("destination", "CPU "),
-    "all others": (None, ""),
-}
-REST = "all others"
-SERVERS = ("fault thread", "return path", "preempt thread")
+FETCH = ("source's fetch threads", "destination's fetch threads")
 PREDICTED = (64, 256)
-LEAST_REQUESTS = 300
-LINE = re.compile(r"^/proc/(\d+)/task/(\d+)/(comm|schedstat):(.*)$", re.M)
-
-
-class ThreadTimes:
-    """Processor time so far, by thread of THREADS; of schedstat, in ns. One process looks, as it takes time, too."""
-
-    def __init__(self, pair):
-        self.lab = pair.lab
-        self.sides = {pair.lab.run(f"cat {side.pidfile}", check=True).output.strip(): side.name for side in pair.sides}
-        tasks = [f"/proc/{pid}/task/*" for pid in self.sides]
-        self.look = "grep -H . " + " ".join(f"{task}/{name}" for name in ("comm", "schedstat") for task in tasks)
-
-    def read(self):
-        seconds, comms = dict.fromkeys(THREADS, 0.0), {}
-        for pid, thread, name, text in LINE.findall(self.lab.run(self.look).output):
-            if name == "comm":
-                comms[thread] = (self.sides[pid], text)
-                continue
-            of, comm = comms.get(thread, (None, ""))
-            ns = int(text.split()[0])
-            seconds[next((name for name, (side, start) in THREADS.items()
-                          if side == of and comm.startswith(start)), REST)] += ns / 1e9
-        return seconds
 
 
 def measure(lab, variant, vcpus, options):
     """{"requests_per_s", "work_us": {thread: per request}}"""
-    qemu, exits, _ = postcopy.VARIANTS[variant]
-    uri = postcopy.uri_of(lab, "unix")
-    with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=vcpus, memory_mb=options.memory,
-              pattern="disjoint", seed=1, zero=0, traced=False) as pair:
-        src, dst = pair.sides
-        src.cmd("migrate-set-parameters", max_postcopy_bandwidth=MIB // 8)
-        dst.cmd("migrate-incoming", uri=uri)
-        pair.start(uri)
-        src.cmd("migrate-start-postcopy")
-
-        times = ThreadTimes(pair)
-
-        def look():
-            before = time.monotonic()
-            requests = src.cmd("query-migrate")["ram"]["postcopy-requests"]
-            return (before + time.monotonic()) / 2, requests, times.read()
-        until(lambda: look()[1] > LEAST_REQUESTS, "page requests")
-        first = last = look()
-        while last[0] < first[0] + options.window or last[1] < first[1] + LEAST_REQUESTS:
-            time.sleep(options.window)
-            last = look()
-            if src.status() == "completed":
-                raise ProgramError("post-copy was over before enough was measured: take more --memory")
-        pair.finish()
-        span, requests = last[0] - first[0], last[1] - first[1]
-        return {"requests_per_s": requests / span,
-                "work_us": {name: (last[2][name] - first[2][name]) / requests * 1e6 for name in THREADS}}
+    with threads.midst(lab, variant, vcpus, options.memory) as of:
+        per_s, work = threads.rates(*of.span(options.window))
+        of.pair.finish()
+    return {"requests_per_s": per_s, "work_us": {name: w.us for name, w in work.items()}}
 
 
 def waiters_cost_us(lab, rounds):
@@ -104,14 +47,26 @@ def waiters_cost_us(lab, rounds):
     return (statistics.median(reader[many]) - statistics.median(reader[few])) / (many - few)
 
 
+def exits(variant):
+    return postcopy.VARIANTS[variant][1] == "on"
+
+
 def cycle_of(variant, alone, together, wakeup_us):
     """Steps of one fault; alone, together: processor time of each thread per fault, in us."""
+    fetch = postcopy.VARIANTS[variant][2]
+
     def step(name, share=1.0, more_us=0.0):
-        return Step(None if name == "vCPUs" else name, alone[name] * share + more_us, together[name] * share + more_us)
+        return Step(None if name == "vCPUs" else name, alone[name] * share + more_us, together[name] * share + more_us,
+                    max(1, fetch))
+    sends, places = FETCH if fetch else ("return path", "preempt thread")
     # Half of a vCPU's work comes before its wait.
-    steps = [step("vCPUs", 0.5), step("fault thread"), step("return path"), step("preempt thread", 1, wakeup_us),
-             step("vCPUs", 0.5)]
-    return [s for s in steps if not (variant == "exits on" and s.server == "fault thread")]
+    return [step("vCPUs", 0.5), *(step("fault thread") for _ in range(not exits(variant))), step(sends),
+            step(places, 1, wakeup_us), step("vCPUs", 0.5)]
+
+
+def servers(variant):
+    return sum(step.threads for step in cycle_of(variant, dict.fromkeys(THREADS, 0), dict.fromkeys(THREADS, 0), 0)
+               if step.server)
 
 
 def fitted(variant, measured):
@@ -125,21 +80,24 @@ def fitted(variant, measured):
 def model(variant, vcpus, fit, waiter_us, processors):
     alone, together, wake_us = fit
     # Who places a page by userfaultfd wakes its waiters, and walks past all others. Exits do not wait there.
-    walk_us = 0.0 if variant == "exits on" else waiter_us * vcpus
+    walk_us = 0.0 if exits(variant) else waiter_us * vcpus
     return simulate(cycle_of(variant, alone, together, walk_us), vcpus, processors, wake_us)
 
 
 def evaluate(measured, waiter_us, processors):
     """What the model says of each variant: {"hand_over_us", "points": [...]}"""
     result = {}
+    fewest = next((variant for variant in measured if postcopy.VARIANTS[variant][2]), None)
     for variant, of in measured.items():
-        fit = fitted(variant, of)
+        source = fewest if postcopy.VARIANTS[variant][2] else variant
+        fit = fitted(source, measured[source])
         points = []
         for vcpus in [*of, *PREDICTED]:
             told = vcpus in of
-            m = model(variant, vcpus, fit, waiter_us, processors if told else vcpus + len(SERVERS))
+            there = processors if told else vcpus + servers(variant)
+            m = model(variant, vcpus, fit, waiter_us, there)
             busiest = max(m.busy_share, key=m.busy_share.get)
-            points.append({"vcpus_count": vcpus, "processors_count": processors if told else vcpus + len(SERVERS),
+            points.append({"vcpus_count": vcpus, "processors_count": there,
                            "model_per_s": m.faults_per_s, "model_fault_us": m.span_us, "busiest": busiest,
                            "busiest_share": m.busy_share[busiest],
                            "measured_per_s": of[vcpus]["requests_per_s"] if told else None,
@@ -170,13 +128,15 @@ def show(measured, told, waiter_us):
     print(f"\nError of the model beyond one vCPU: mean {statistics.mean(errors):.0%}, worst {max(errors):.0%}.")
     for n in PREDICTED:
         last = {v: next(p for p in of["points"] if p["vcpus_count"] == n) for v, of in told.items()}
-        on = last["exits on"]
-        print(f"At {n} vCPUs: exits on {on['model_per_s'] / last['stock']['model_per_s']:.1f} x stock; "
-              f"the next bottleneck is the {on['busiest']}, {on['busiest_share']:.0%} busy.")
+        for variant, p in last.items():
+            if exits(variant):
+                print(f"At {n} vCPUs, {variant}: {p['model_per_s'] / last['stock']['model_per_s']:.1f} x stock; "
+                      f"the next bottleneck: {p['busiest']}, {p['busiest_share']:.0%} busy.")
 
 
 def run(options):
     about = bench.about()
+    postcopy.VARIANTS.update({f"{n} channels": (postcopy.FORK, "on", n) for n in sorted(options.fetch)})
     measured: dict[str, dict[int, list[Figures]]] = {
         variant: {n: [] for n in options.cpus} for variant in postcopy.VARIANTS}
     say("boot the lab")
@@ -199,13 +159,14 @@ def run(options):
         f"{processors} processors": {
             f"{variant}, {what}": {p["vcpus_count"]: [p[f"{what}_per_s"]] for p in told[variant]["points"]
                                    if p["error"] is not None}
-            for variant in ("stock", "exits on") for what in ("measured", "model")},
+            for variant in told if variant != "exits off" for what in ("measured", "model")},
         "as many processors as vCPUs": {
             variant: {p["vcpus_count"]: [p["model_per_s"]] for p in told[variant]["points"] if p["error"] is None}
-            for variant in told}}, "faults/s", dashed={"stock, model", "exits on, model", *told})
+            for variant in told}}, "faults/s", dashed={*told, *(f"{variant}, model" for variant in told)})
     text = (f"{options.memory} MiB of guest, anonymous memory, postcopy-preempt, disjoint load, a unix socket; "
             f"{options.rounds} rounds.\n\n" + bench.printed(show, middle, told, waiter_us))
     bench.write("model", {"about": about, "settings": {"memory_mib": options.memory, "rounds_count": options.rounds,
+                                                       "fetch_channels_counts": options.fetch,
                                                        "window_s": options.window},
                           "waiter_us": waiter_us, "runs": measured, "model": told},
                 "Beyond this machine: a model of the queues", text, [("model", "rates measured and by the model")])
@@ -216,6 +177,8 @@ def main():
     parser.add_argument("--quick", action="store_true", help="1 round")
     parser.add_argument("--rounds", type=int, help="(3)")
     parser.add_argument("--cpus", nargs="+", type=int, default=[1, 2, 4, 8], help="vCPUs to measure (1 2 4 8)")
+    parser.add_argument("--fetch", nargs="*", type=int, default=[1, 2, 4, 8], metavar="N",
+                        help="fetch channels, with exits on (1 2 4 8)")
     parser.add_argument("--memory", type=int, default=48, metavar="MIB", help="of the guest (48)")
     parser.add_argument("--window", type=float, default=0.8, metavar="S", help="time of one measurement (0.8)")
     options = parser.parse_args()

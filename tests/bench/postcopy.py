@@ -120,7 +120,7 @@ def quantiles(values, name="latency"):
 
 
 def demand_faults(pair):
-    """Exits and messages from userfaultfd; of stock QEMU, which does not count them, pages asked for."""
+    """Exits and messages from userfaultfd; of stock QEMU, which does not count them, pages requested."""
     faults = pair.destination.cmd("query-migrate").get("postcopy-faults")
     if faults:
         return faults["exits"] + faults["uffd"]
@@ -279,7 +279,7 @@ MEASURED = (
     ("present touch, p50 (us)", "present_touch_p50_us", "{:.0f}"),
     ("touches that waited", "waited_count", "{:.0f}"),
     ("faults", "demand_fault_count", "{:.0f}"),
-    ("pages asked for", "source_postcopy_requests_count", "{:.0f}"),
+    ("pages requested", "source_postcopy_requests_count", "{:.0f}"),
     ("voluntary switches/fault", "voluntary_switches_per_fault_count", "{:.2f}"),
     ("involuntary switches/fault", "involuntary_switches_per_fault_count", "{:.2f}"),
     ("processor, source (s)", "source_cpu_s", "{:.2f}"),

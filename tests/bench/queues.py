@@ -2,40 +2,51 @@
 """A closed network of queues: vCPUs fault, and threads serve the faults one after the other, on some processors.
 
 A vCPU's cycle is a list of steps, each work of a thread: of the vCPU's own, or of a server that all
-share. A thread that has nothing to do sleeps, and its next job costs more; a server that goes on from one
-job to the next does not. Who is woken gets an idle processor if there is one, after some time in which
-nobody works; otherwise that of the waker, when it has ended.
+share. A server can have several threads, as there are channels: each fault picks one channel, at random,
+for all its steps. A thread that has nothing to do sleeps, and its next job costs more; one that goes on
+from one job to the next does not. Who is woken gets an idle processor if there is one, after some time in
+which nobody works; otherwise that of the waker, when it has ended.
 """
 import heapq
 import random
 from collections import deque, namedtuple
 
-# server: a name, or None for the vCPU's own thread; its work after a sleep, and after another job.
-Step = namedtuple("Step", "server slept_us work_us")
+# server: a name, or None for the vCPU's own thread; its work after a sleep, and after another job;
+# how many threads it has.
+Step = namedtuple("Step", "server slept_us work_us threads", defaults=(1,))
 Result = namedtuple("Result", "faults_per_s span_us busy_share")
 SPREAD = (0.5, 1.5)     # of a job's time, evenly
 WARM_UP = 0.2           # share of the faults that do not count
 
 
 def simulate(steps, vcpus, processors, wake_us, faults=6000, seed=1):
-    """faults: so many; busy_share: of each server, the share of time that it works."""
+    """faults: so many; busy_share: of each server, the share of time that its threads work."""
     rng = random.Random(seed)
-    waiting: dict[str, deque[tuple[int, int]]] = {step.server: deque() for step in steps if step.server}
+    waiting: dict[tuple[str, int], deque[tuple[int, int]]] = {
+        (step.server, thread): deque() for step in steps if step.server for thread in range(step.threads)}
     awake = dict.fromkeys(waiting, False)
-    worked = dict.fromkeys(waiting, 0.0)
+    threads = {step.server: step.threads for step in steps if step.server}
+    worked = dict.fromkeys(threads, 0.0)
+    channel = [0] * vcpus
     ready: deque[tuple[int, int, float]] = deque()  # vCPU, step, us: they want a processor
     ends: list[tuple[float, int, int, int]] = []    # time, number of the job, vCPU, step
     started = [0.0] * vcpus
     free, now, number, done, warm_at, spans = processors, 0.0, 0, 0, 0.0, 0.0
     warm = int(faults * WARM_UP)
 
+    def thread_of(vcpu, at):
+        step = steps[at]
+        return (step.server, channel[vcpu] % step.threads) if step.server else None
+
     def arrive(vcpu, at):
-        server = steps[at].server
-        if server and awake[server]:
-            waiting[server].append((vcpu, at))
+        if not at:
+            channel[vcpu] = rng.randrange(1 << 20)
+        thread = thread_of(vcpu, at)
+        if thread and awake[thread]:
+            waiting[thread].append((vcpu, at))
             return
-        if server:
-            awake[server] = True
+        if thread:
+            awake[thread] = True
         ready.append((vcpu, at, steps[at].slept_us))
 
     def dispatch(delay_us):
@@ -54,6 +65,7 @@ def simulate(steps, vcpus, processors, wake_us, faults=6000, seed=1):
     dispatch(0)
     while done < faults:
         now, _, vcpu, at = heapq.heappop(ends)
+        thread = thread_of(vcpu, at)
         if at + 1 < len(steps):
             arrive(vcpu, at + 1)
         else:
@@ -65,11 +77,11 @@ def simulate(steps, vcpus, processors, wake_us, faults=6000, seed=1):
             arrive(vcpu, 0)
         dispatch(wake_us)
         free += 1
-        server = steps[at].server
-        if server and waiting[server]:      # it goes on where it is
-            ready.appendleft((*waiting[server].popleft(), steps[at].work_us))
-        elif server:
-            awake[server] = False
+        if thread and waiting[thread]:      # it goes on where it is
+            ready.appendleft((*waiting[thread].popleft(), steps[at].work_us))
+        elif thread:
+            awake[thread] = False
         dispatch(0)
     span = now - warm_at
-    return Result((done - warm) / span * 1e6, spans / (done - warm), {s: w / span for s, w in worked.items()})
+    return Result((done - warm) / span * 1e6, spans / (done - warm),
+                  {server: us / span / threads[server] for server, us in worked.items()})

@@ -9,8 +9,9 @@ from tests.lab.paths import REPORTS
 from tests.lab.program import ProgramError, say
 
 # In this order, those that there are.
-NAMES = ("demand-paging", "bench-postcopy", "postcopy-vcpus", "postcopy-loads", "postcopy-network", "breakdown",
-         "breakdown-1", "model", "guest-time", "bench-snapshot", "async")
+NAMES = ("demand-paging", "bench-postcopy", "postcopy-vcpus", "postcopy-loads", "postcopy-network", "postcopy-bitmap",
+         "postcopy-bitmap-huge", "postcopy-fetch", "postcopy-fetch-hot", "breakdown", "breakdown-1", "threads", "model",
+         "guest-time", "bench-snapshot", "bench-snapshot-lab", "async", "async-aarch64", "counter")
 
 HEAD = """# Benchmarks
 

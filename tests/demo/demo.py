@@ -75,7 +75,7 @@ def migrate(lab, mode, link, options):
             destination.migration()
             if time.monotonic() - shown > 4:
                 shown = time.monotonic()
-                say(f"{mode.name}: {ram.get('postcopy-requests', 0)} pages asked for, "
+                say(f"{mode.name}: {ram.get('postcopy-requests', 0)} pages requested, "
                     f"{ram.get('remaining', 0) >> 20} MiB to come")
             return destination.report().first("end")
 
@@ -128,7 +128,7 @@ def table(results):
         ("faults by exits", lambda r: (r["faults_count"] or {}).get("exits"), "{}"),
         ("faults by uffd", lambda r: (r["faults_count"] or {}).get("uffd"), "{}"),
         ("received, populated", lambda r: (r["faults_count"] or {}).get("populated"), "{}"),
-        ("pages asked for", lambda r: r["source_postcopy_requests_count"], "{}"),
+        ("pages requested", lambda r: r["source_postcopy_requests_count"], "{}"),
         ("share of faults by exits", lambda r: r["share_by_exits"], "{:.2%}"),
         ("touches timed by the guest", lambda r: r["touch_count"], "{}"),
         ("touches that waited (*)", lambda r: r["waited_count"], "{}"),

@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What each thread of both QEMUs does for one fault: processor time, wake-ups, system calls.
+
+Measured in the midst of a post-copy migration of a guest whose vCPUs miss pages in random order, with little else on
+the way: in the lab, or with --host on this machine at its full speed, where exits need a KVM that has them. First a
+span in which nobody looks on, then one under strace, which counts system calls and makes all slower. Prints a table,
+and writes build/reports/NAME.json and .md.
+"""
+import argparse
+import contextlib
+import re
+import shutil
+import statistics
+import time
+from collections import Counter, defaultdict, namedtuple
+from typing import Any
+
+from tests.bench import bench, postcopy
+from tests.bench.host import Host
+from tests.lab import program
+from tests.lab.lab import Lab
+from tests.lab.pair import MIB, Pair, until
+from tests.lab.program import ProgramError, say
+
+# Threads by what they do: (side, start of its name).
+THREADS = {
+    "fault thread": ("destination", "mig/dst/fault"),
+    "return path": ("source", "mig/src/return"),
+    "preempt thread": ("destination", "mig/dst/preempt"),
+    "source's fetch threads": ("source", "mig/src/fetch"),
+    "destination's fetch threads": ("destination", "mig/dst/fetch"),
+    "vCPUs": ("destination", "CPU "),
+    "all others": (None, ""),
+}
+REST = "all others"
+LEAST_REQUESTS = 300
+LINE = re.compile(r"^/proc/(\d+)/task/(\d+)/(comm|schedstat|status):(.*)$", re.M)
+STRACE_LOG = "threads.strace"
+
+# What a thread of THREADS has done so far, or for a request.
+Work = namedtuple("Work", "us wakeups")
+# When, by the clock of the machine; page requests so far; {thread: Work}.
+Sample = namedtuple("Sample", "at_s requests work")
+
+
+class Threads:
+    """The threads of both QEMUs. One process looks at all, as that takes time, too."""
+
+    def __init__(self, pair):
+        self.pair = pair
+        self.sides = {pair.lab.run(f"cat {side.pidfile}", check=True).output.strip(): side.name for side in pair.sides}
+        tasks = [f"/proc/{pid}/task/*" for pid in self.sides]
+        files = " ".join(f"{task}/{name}" for name in ("comm", "schedstat") for task in tasks)
+        self.look = (f"date +%s.%N; grep -H . {files}; "
+                     f"grep -H ^voluntary_ctxt {' '.join(f'{task}/status' for task in tasks)}")
+        # By thread ID, also of those that have ended
+        self.names: dict[str, str] = {}
+
+    def sample(self):
+        requests = self.pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
+        text = self.pair.lab.run(self.look).output
+        us, wakeups = dict.fromkeys(THREADS, 0.0), dict.fromkeys(THREADS, 0)
+        for pid, thread, name, text_of in LINE.findall(text):
+            if name == "comm":
+                self.names[thread] = next((of for of, (side, start) in THREADS.items()
+                                           if side == self.sides[pid] and text_of.startswith(start)), REST)
+                continue
+            of = self.names.get(thread, REST)
+            if name == "schedstat":
+                us[of] += int(text_of.split()[0]) / 1e3    # of ns
+            else:
+                wakeups[of] += int(text_of.split()[1])
+        return Sample(float(text.split(maxsplit=1)[0]), requests,
+                      {name: Work(us[name], wakeups[name]) for name in THREADS})
+
+    def span(self, s):
+        """The first and the last Sample of so many seconds, or of as many as LEAST_REQUESTS take."""
+        first = last = self.sample()
+        while last.at_s < first.at_s + s or last.requests < first.requests + LEAST_REQUESTS:
+            time.sleep(s)
+            last = self.sample()
+            if self.pair.source.status() == "completed":
+                raise ProgramError("post-copy was over before enough was measured: take more --memory")
+        return first, last
+
+    def system_calls(self, s):
+        """In such a span: {thread: {system call: how often, for one request}}"""
+        lab, log = self.pair.lab, f"{self.pair.lab.tmp}/{STRACE_LOG}"
+        job = lab.job(f"exec strace -f -ttt -s 0 -e signal=none -o {log} {' '.join(f'-p {pid}' for pid in self.sides)}")
+        until(lambda: job.output.count(" attached") >= len(self.sides) or not job.running, "strace")
+        if not job.running:
+            raise ProgramError(f"strace has ended:\n{job.output}")
+        first, last = self.span(s)
+        lab.run("kill -INT $(pidof strace)", check=True)
+        job.wait()
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for thread, at_s, name in re.findall(r"^(\d+) +([\d.]+) (\w+)\(", lab.read_file(log).decode(errors="replace"),
+                                             re.M):
+            if first.at_s <= float(at_s) < last.at_s:
+                counts[self.names.get(thread, REST)][name] += 1
+        requests = last.requests - first.requests
+        return {of: {name: n / requests for name, n in by_name.most_common()} for of, by_name in counts.items()}
+
+
+def rates(first, last):
+    """Requests per second, and {thread: Work} for one."""
+    requests = last.requests - first.requests
+    return requests / (last.at_s - first.at_s), {name: Work(*(
+        (b - a) / requests for a, b in zip(first.work[name], last.work[name], strict=True))) for name in THREADS}
+
+
+@contextlib.contextmanager
+def midst(lab, variant, vcpus, memory_mb):
+    """Threads of a post-copy migration that is under way."""
+    qemu, exits, fetch = postcopy.VARIANTS[variant]
+    uri = postcopy.uri_of(lab, "unix")
+    with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=vcpus, memory_mb=memory_mb,
+              pattern="disjoint", seed=1, zero=0, traced=False, fetch=fetch) as pair:
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=MIB // 8)
+        pair.destination.cmd("migrate-incoming", uri=uri)
+        pair.start(uri)
+        pair.source.cmd("migrate-start-postcopy")
+        threads = Threads(pair)
+        until(lambda: threads.sample().requests > LEAST_REQUESTS, "page requests")
+        yield threads
+
+
+def measure(place, variant, options):
+    with midst(place, variant, options.cpus, options.memory) as threads:
+        per_s, work = rates(*threads.span(options.span))
+        calls = threads.system_calls(options.span)
+        # All that was asked for comes without strace; the rest at once.
+        threads.pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        threads.pair.finish()
+    return {"requests_per_s": per_s, "work_us": {name: w.us for name, w in work.items()},
+            "wakeup_count": {name: w.wakeups for name, w in work.items()}, "system_call_count": calls}
+
+
+def middle(runs):
+    """Medians of each figure."""
+    def of(*keys: str) -> float:
+        values: list[Any] = list(runs)
+        for key in keys:
+            values = [v.get(key, 0) for v in values]
+        return statistics.median(values)
+    calls = {name: sorted({call for r in runs for call in r["system_call_count"].get(name, ())}) for name in THREADS}
+    return {"requests_per_s": of("requests_per_s"),
+            **{key: {name: of(key, name) for name in THREADS} for key in ("work_us", "wakeup_count")},
+            "system_call_count": {name: {call: statistics.median(
+                r["system_call_count"].get(name, {}).get(call, 0) for r in runs) for call in calls[name]}
+                for name in THREADS}}
+
+
+def show(results):
+    print("| variant | faults/s | thread | processor time (us) | wake-ups | system calls | which |\n"
+          "| --- | ---: | --- | ---: | ---: | ---: | --- |")
+    for variant, r in results.items():
+        for name in [*THREADS, "**both QEMUs**"]:
+            names = [name] if name in THREADS else list(THREADS)
+            us, wakeups = (sum(r[key][n] for n in names) for key in ("work_us", "wakeup_count"))
+            calls = sum((Counter(r["system_call_count"][n]) for n in names), Counter())
+            if not us:
+                continue
+            which = ", ".join(f"{call} {n:.2f}" for call, n in calls.most_common(5) if n >= 0.05)
+            print(f"| {variant} | {r['requests_per_s']:.0f} | {name} | {us:.1f} | {wakeups:.2f} "
+                  f"| {sum(calls.values()):.2f} | {which} |")
+
+
+def run(options):
+    strace = shutil.which("strace")
+    if not strace:
+        raise ProgramError("no strace: scripts/deps lab")
+    about = bench.about()
+    place = Host(options.accel) if options.host else Lab(name="threads", extra=[strace])
+    on = "on" if place.exit_on_missing else "off"
+    postcopy.VARIANTS.update({f"{n} channels": (postcopy.FORK, on, n) for n in options.fetch})
+    runs: dict[str, list[bench.Figures]] = {name: [] for name in postcopy.VARIANTS
+                                            if name != "exits on" or place.exit_on_missing}
+    with place as lab:
+        about |= postcopy.machine(lab)
+        for n in range(options.rounds):
+            for variant, of in runs.items():
+                say(f"round {n + 1} of {options.rounds}: {variant}")
+                of.append(measure(lab, variant, options))
+    results = {variant: middle(of) for variant, of in runs.items()}
+    text = (f"{options.cpus} vCPUs, {options.memory} MiB, anonymous memory, postcopy-preempt where there are no "
+            f"channels, a unix socket; medians of {options.rounds} rounds. The vCPUs' time is the guest's, too.\n\n"
+            + bench.printed(show, results))
+    bench.write(options.name, {"about": about, "settings": {
+        "vcpus_count": options.cpus, "memory_mib": options.memory, "rounds_count": options.rounds,
+        "span_s": options.span, "accelerator": " ".join(lab.qemu_words)}, "runs": runs, "medians": results},
+        f"What each thread does for a fault, {'on this host' if options.host else 'in the lab'}", text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="1 round")
+    parser.add_argument("--rounds", type=int, help="(3)")
+    parser.add_argument("--host", action="store_true", help="on this machine, not in the lab")
+    parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
+    parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
+    parser.add_argument("--memory", type=int, metavar="MIB", help="of the guest (64; with --host 1024)")
+    parser.add_argument("--fetch", nargs="*", type=int, default=[4], metavar="N", help="fetch channels (4)")
+    parser.add_argument("--span", type=float, default=0.5, metavar="S", help="time of one measurement (0.5)")
+    parser.add_argument("--name", help="of the report (threads, threads-host)")
+    options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else 3)
+    options.memory = options.memory or (1024 if options.host else 64)
+    options.name = options.name or ("threads-host" if options.host else "threads")
+    program.main("bench", run, options)
+
+
+if __name__ == "__main__":
+    main()
