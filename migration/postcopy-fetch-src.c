@@ -240,12 +240,16 @@ static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
     return at - offset;
 }
 
-/* Pages that are in no bitmap any more.  With the channel's lock. */
-static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
+/*
+ * Pages that are in no bitmap any more.  With the channel's lock.  Returns
+ * whether any of them was all zeros.
+ */
+static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
                                ram_addr_t start, ram_addr_t end)
 {
     PostcopyFetchCounts *counts = &ch->s->fetch_counts[ch->id];
     bool release = migrate_release_ram() && migration_in_postcopy();
+    bool zeros = false;
 
     while (start < end) {
         PostcopyFrame frame = { .rb = rb, .offset = start };
@@ -259,6 +263,7 @@ static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
         pages = frame.length / qemu_target_page_size();
         stat64_add(&counts->frames, 1);
         if (zero) {
+            zeros = true;
             stat64_add(&mig_stats.zero_pages, pages);
             stat64_add(&counts->zero_pages, frame.length /
                                             qemu_ram_pagesize(rb));
@@ -274,11 +279,13 @@ static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
         }
         start += frame.length;
     }
+    return zeros;
 }
 
 /*
  * Pages of zeros are sent unasked if they lie around one that was requested:
- * a frame of 20 bytes saves a fault for each.  With the channel's lock.
+ * a frame of 20 bytes saves a fault for each.  They seldom lie alone, so that
+ * nobody looks for them around pages of data.  With the channel's lock.
  */
 static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
                                      ram_addr_t near)
@@ -308,23 +315,24 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
                                 const PostcopyFrame *frame)
 {
     ram_addr_t start = frame->offset;
+    bool zeros = false;
 
     QEMU_LOCK_GUARD(&ch->lock);
     for (unsigned i = 0; i <= frame->more; i++, start += frame->step) {
-        ram_addr_t at = start, run_end;
+        ram_addr_t at = start, end = start + frame->length, run_end;
 
-        while (!qemu_file_get_error(ch->out) &&
-               ram_claim_host_pages(frame->rb, &at, start + frame->length,
-                                    &run_end)) {
-            postcopy_fetch_put(ch, frame->rb, at, run_end);
+        while (at < end && !qemu_file_get_error(ch->out) &&
+               ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
+            zeros |= postcopy_fetch_put(ch, frame->rb, at, run_end);
             at = run_end;
         }
     }
     if (qemu_fflush(ch->out)) {
         return -EIO;
     }
-    ram_postcopy_hint(frame->rb, frame->offset + frame->length);
-    postcopy_fetch_put_zeros(ch, frame->rb, frame->offset);
+    if (zeros) {
+        postcopy_fetch_put_zeros(ch, frame->rb, frame->offset);
+    }
     return qemu_fflush(ch->out);
 }
 
