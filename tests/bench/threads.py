@@ -40,7 +40,7 @@ STRACE_LOG = "threads.strace"
 
 # What a thread of THREADS has done so far, or for a request.
 Work = namedtuple("Work", "us wakeups")
-# When, by the clock of the machine; page requests so far; {thread: Work}.
+# When, page requests so far, {thread: Work}.
 Sample = namedtuple("Sample", "at_s requests work")
 
 
@@ -52,27 +52,27 @@ class Threads:
         self.sides = {pair.lab.run(f"cat {side.pidfile}", check=True).output.strip(): side.name for side in pair.sides}
         tasks = [f"/proc/{pid}/task/*" for pid in self.sides]
         files = " ".join(f"{task}/{name}" for name in ("comm", "schedstat") for task in tasks)
-        self.look = (f"date +%s.%N; grep -H . {files}; "
+        self.look = (f"grep -H . {files}; "
                      f"grep -H ^voluntary_ctxt {' '.join(f'{task}/status' for task in tasks)}")
         # By thread ID, also of those that have ended
         self.names: dict[str, str] = {}
 
     def sample(self):
+        before = time.monotonic()
         requests = self.pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
-        text = self.pair.lab.run(self.look).output
+        at_s = (before + time.monotonic()) / 2
         us, wakeups = dict.fromkeys(THREADS, 0.0), dict.fromkeys(THREADS, 0)
-        for pid, thread, name, text_of in LINE.findall(text):
+        for pid, thread, name, text in LINE.findall(self.pair.lab.run(self.look).output):
             if name == "comm":
                 self.names[thread] = next((of for of, (side, start) in THREADS.items()
-                                           if side == self.sides[pid] and text_of.startswith(start)), REST)
+                                           if side == self.sides[pid] and text.startswith(start)), REST)
                 continue
             of = self.names.get(thread, REST)
             if name == "schedstat":
-                us[of] += int(text_of.split()[0]) / 1e3    # of ns
+                us[of] += int(text.split()[0]) / 1e3    # of ns
             else:
-                wakeups[of] += int(text_of.split()[1])
-        return Sample(float(text.split(maxsplit=1)[0]), requests,
-                      {name: Work(us[name], wakeups[name]) for name in THREADS})
+                wakeups[of] += int(text.split()[1])
+        return Sample(at_s, requests, {name: Work(us[name], wakeups[name]) for name in THREADS})
 
     def span(self, s):
         """The first and the last Sample of so many seconds, or of as many as LEAST_REQUESTS take."""
@@ -91,15 +91,16 @@ class Threads:
         until(lambda: job.output.count(" attached") >= len(self.sides) or not job.running, "strace")
         if not job.running:
             raise ProgramError(f"strace has ended:\n{job.output}")
-        first, last = self.span(s)
+        per_s, _ = rates(*self.span(s))
         lab.run("kill -INT $(pidof strace)", check=True)
         job.wait()
+        calls = re.findall(r"^(\d+) +([\d.]+) (\w+)\(", lab.read_file(log).decode(errors="replace"), re.M)
+        times_s = [float(at_s) for _, at_s, _ in calls]
+        # It began a little earlier, and ended later.
+        requests = per_s * (max(times_s) - min(times_s))
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for thread, at_s, name in re.findall(r"^(\d+) +([\d.]+) (\w+)\(", lab.read_file(log).decode(errors="replace"),
-                                             re.M):
-            if first.at_s <= float(at_s) < last.at_s:
-                counts[self.names.get(thread, REST)][name] += 1
-        requests = last.requests - first.requests
+        for thread, _, name in calls:
+            counts[self.names.get(thread, REST)][name] += 1
         return {of: {name: n / requests for name, n in by_name.most_common()} for of, by_name in counts.items()}
 
 
