@@ -24,15 +24,18 @@ def counts(pair):
     return pair.destination.cmd("query-migrate")["postcopy-async"]
 
 
-def ends(pair) -> tuple[guest.Event, Any]:
-    """What the guest has been told, and what QEMU says of that."""
+def ends(pair) -> tuple[guest.Event, Any, int]:
+    """What the guest has been told, what QEMU says of that, and how many pages were missed. The others came unasked:
+    QEMU sends some 300 in a second, however low the limit, as it counts what it has flushed."""
     pair.destination.wait_event("end")
     told, qemu = pair.destination.report().the("async"), counts(pair)
-    print(told, qemu)
+    exits = pair.faults()["exits"]
+    print(told, qemu, f"{exits} exits")
+    assert exits > 100
     pair.fast()
     pair.finish()
     assert told["unknown"] == 0, told
-    return told, qemu
+    return told, qemu, exits
 
 
 @pytest.mark.parametrize("how", [0, pytest.param(SMM, marks=slow), pytest.param(ANEW, marks=slow)])
@@ -40,8 +43,8 @@ def test_tasks(lab, how):
     """In ring 3: each is told to wait once and to go on once, and another runs meanwhile."""
     with pair_with(lab, how) as pair:
         pair.postcopy(bandwidth=64 << 10)
-        told, qemu = ends(pair)
-        assert told["announced"] == qemu["announced"] > MEM * MIB // 4096 // 4
+        told, qemu, exits = ends(pair)
+        assert told["announced"] == qemu["announced"] > 0.9 * exits
         assert told["come"] == qemu["delivered"]
         assert told["come"] + told["forgotten"] == told["announced"]
         assert told["counter"] > 0
@@ -63,14 +66,13 @@ def test_kernel(lab, how):
     """It is told where it wants that (KVM_ASYNC_PF_SEND_ALWAYS); or else waits, and can be interrupted."""
     with pair_with(lab, how) as pair:
         pair.postcopy(bandwidth=64 << 10)
-        told, qemu = ends(pair)
-        most = MEM * MIB // 4096 // 4
+        told, qemu, exits = ends(pair)
         if how & SEND_ALWAYS:
-            assert told["announced"] == told["come"] == qemu["announced"] == qemu["delivered"] > most
+            assert told["announced"] == told["come"] == qemu["announced"] == qemu["delivered"] > 0.9 * exits
             assert qemu["refused-kernel"] == 0
         else:
             assert told["announced"] == qemu["announced"] == 0
-            assert qemu["refused-kernel"] > most and qemu["halted"] > most
+            assert qemu["refused-kernel"] > 0.9 * exits and qemu["halted"] > exits / 4
 
 
 @slow
