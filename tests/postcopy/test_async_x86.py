@@ -44,7 +44,7 @@ def test_tasks(lab, how):
     with pair_with(lab, how) as pair:
         pair.postcopy(bandwidth=64 << 10)
         told, qemu, exits = ends(pair)
-        assert told["announced"] == qemu["announced"] > 0.9 * exits
+        assert told["announced"] == qemu["announced"] > exits / 2
         assert told["come"] == qemu["delivered"]
         assert told["come"] + told["forgotten"] == told["announced"]
         assert told["counter"] > 0
@@ -68,11 +68,11 @@ def test_kernel(lab, how):
         pair.postcopy(bandwidth=64 << 10)
         told, qemu, exits = ends(pair)
         if how & SEND_ALWAYS:
-            assert told["announced"] == told["come"] == qemu["announced"] == qemu["delivered"] > 0.9 * exits
+            assert told["announced"] == told["come"] == qemu["announced"] == qemu["delivered"] > exits / 2
             assert qemu["refused-kernel"] == 0
         else:
             assert told["announced"] == qemu["announced"] == 0
-            assert qemu["refused-kernel"] > 0.9 * exits and qemu["halted"] > exits / 4
+            assert qemu["refused-kernel"] > exits / 2 and qemu["halted"] > exits / 4
 
 
 @slow
