@@ -183,4 +183,5 @@ def test_early_resume_ack(lab):
         wire.cut()
         pair.wait_paused()
         pair.recover()
+        pair.fast()
         pair.finish()

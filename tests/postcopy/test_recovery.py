@@ -57,8 +57,9 @@ def test_recovery(lab, trouble, exits, channels):
             assert pair.destination.registers_of_all() == 4
             assert pair.faults()["exits"] == counts["exits"]
         pair.recover()
+        until(lambda: pair.faults()["requests"] > counts["requests"], "requests after the recovery")
+        pair.fast()
         pair.finish()
-        assert pair.faults()["requests"] > counts["requests"]
         if exits == "on":
             assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
 
@@ -79,6 +80,7 @@ def test_recovery_within_a_page(lab, backend, exits, preempt):
         wire.cut()
         pair.wait_paused()
         pair.recover()
+        pair.fast()
         pair.finish()
 
 
@@ -102,6 +104,7 @@ def test_recovery_fails_and_is_tried_again(lab):
         breaks_again(pair, 100)
         pair.listen("migrate-recover")
         pair.recover()
+        pair.fast()
         pair.finish()
 
 
@@ -217,4 +220,5 @@ def test_recovery_while_the_guest_is_stopped(lab):
         pair.destination.cmd("stop")
         pair.recover()
         pair.destination.cmd("cont")
+        pair.fast()
         pair.finish()

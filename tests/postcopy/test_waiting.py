@@ -36,6 +36,7 @@ def test_stop_cont_and_queries(lab, pattern):
             assert pair.until_all_wait()["exits"] == counts["exits"]
 
         pair.source.signal("CONT")
+        pair.fast()
         pair.finish()
 
 
