@@ -58,7 +58,7 @@ def test_the_guest_goes_on_before_the_thread_does(lab):
 def test_cancel_about_when_it_completes(lab):
     """What is reported complete is of one instant, and all else was cancelled."""
     ended: list[str] = []
-    with Machine(lab, mem=16, pattern="shared") as machine:
+    with Machine(lab, mem=8, pattern="shared") as machine:
         start = time.monotonic()
         machine.take()
         delay_s = time.monotonic() - start

@@ -120,7 +120,7 @@ def test_unplugged_memory(lab):
 def test_swapped_pages_are_data(lab):
     lab.run("mkswap /dev/ram0 && swapon /dev/ram0", check=True)
     try:
-        with Machine(lab, memory_mb=64, mem=16) as machine:
+        with Machine(lab, memory_mb=64, mem=8) as machine:
             machine.side.cmd("stop")
             lab.run(f"build/tests/pageout $(cat {machine.side.pidfile})", check=True)
             swapped_kib = int(search(r"VmSwap:\s*(\d+)", machine.proc("status"))[1])

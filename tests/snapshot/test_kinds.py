@@ -13,7 +13,7 @@ QUICK = ("anonymous", "memfd", "hugetlb")
 @pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow)
                                   for kind in BACKENDS])
 def test_memory_is_of_one_instant(lab, kind):
-    with Machine(lab, backend=BACKENDS[kind], mem=16) as machine:
+    with Machine(lab, backend=BACKENDS[kind], mem=8) as machine:
         info = machine.take_while_written()["background-snapshot"]
         assert info["setup-anonymous"] == "skip-empty" and info["setup-file"] == "protect-empty"
         # 48 of 64 MiB and 12 % of the rest; files that are mapped privately cannot be asked.
@@ -27,7 +27,7 @@ def test_memory_is_of_one_instant(lab, kind):
 @pytest.mark.parametrize("value", ["always", pytest.param("never", marks=pytest.mark.slow)])
 def test_transparent_huge_pages(lab, thp, value, pattern):
     thp(value)
-    with Machine(lab, mem=16, pattern=pattern) as machine:
+    with Machine(lab, mem=8, pattern=pattern) as machine:
         huge = "AnonHugePages:         0 kB" not in machine.proc("smaps_rollup")
         assert huge == (value == "always")
         info = machine.take()["background-snapshot"]
@@ -64,7 +64,7 @@ KERNELS = {
     for hidden, choice in KERNELS.items() if hidden])
 def test_older_kernels(lab, hide, hidden):
     hide(*hidden)
-    with Machine(lab, mem=16) as machine:
+    with Machine(lab, mem=8) as machine:
         info = machine.take()["background-snapshot"]
         assert info["setup-anonymous"] == KERNELS[hidden] and info["holes"] == 0, info
         machine.restore()
@@ -75,14 +75,14 @@ def test_older_kernels(lab, hide, hidden):
 def test_files_on_older_kernels(lab, hide, kind):
     """Marks in empty entries and lseek() are older than what is hidden here."""
     hide("pagemap", "unpopulated", "populate")
-    with Machine(lab, backend=BACKENDS[kind], mem=16) as machine:
+    with Machine(lab, backend=BACKENDS[kind], mem=8) as machine:
         info = machine.take()["background-snapshot"]
         assert info["setup-file"] == "protect-empty" and info["holes"] > 11000, info
         machine.restore()
 
 
 def test_without_proc(lab):
-    with Machine(lab, mem=16, wrapper=["unshare", "-m", "sh", "-c", 'umount -l /proc; exec "$@"', "-"]) \
+    with Machine(lab, mem=8, wrapper=["unshare", "-m", "sh", "-c", 'umount -l /proc; exec "$@"', "-"]) \
             as machine:
         info = machine.take()["background-snapshot"]
         assert info["setup-anonymous"] == "protect-empty" and info["holes"] == 0, info
@@ -91,7 +91,7 @@ def test_without_proc(lab):
 
 def test_mapped_ram(lab):
     """Where holes take no space at all."""
-    with Machine(lab, mem=16, memory_mb=256, capabilities=["mapped-ram"]) as machine:
+    with Machine(lab, mem=8, memory_mb=256, capabilities=["mapped-ram"]) as machine:
         machine.take()
         assert int(lab.run(f"du -k {SNAPSHOT}", check=True).output.split()[0]) < 24 << 10
         machine.restore(STOCK, ["mapped-ram"])
