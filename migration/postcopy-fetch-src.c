@@ -327,10 +327,7 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
             at = run_end;
         }
     }
-    if (qemu_fflush(ch->out)) {
-        return -EIO;
-    }
-    if (zeros) {
+    if (!qemu_fflush(ch->out) && zeros) {
         postcopy_fetch_put_zeros(ch, frame->rb, frame->offset);
     }
     return qemu_fflush(ch->out);
