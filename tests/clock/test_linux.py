@@ -55,7 +55,7 @@ def test_many_migrations(lab, source, cpu, policy):
     """No clock goes back on any vCPU, no watchdog wakes, and the time of day is what the policy says."""
     words = (*cpu, "-global", f"migration.guest-time={policy}")
     with LinuxPair(lab, cpus=CPUS, capabilities=("postcopy-preempt", "return-path"), writers=1, computers=1,
-                   clocks=CPUS, mem=16, source_options=cpu, destination_options=words) as pair:
+                   clocks=CPUS, mem=16, append="loglevel=8", source_options=cpu, destination_options=words) as pair:
         pair.source.wait_ready()
         set_host_clock(lab)
         first, behind_s = offsets(pair.source), wrong_s(lab, pair.source)

@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/klog.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
@@ -520,6 +521,8 @@ int main(void)
     mount("proc", "/proc", "proc", 0, NULL);
     mount("sysfs", "/sys", "sysfs", 0, NULL);
     mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
+    /* What the kernel tells from now on all goes to its console: 8 is SYSLOG_ACTION_CONSOLE_LEVEL */
+    klogctl(8, NULL, 8);
     console = open("/dev/hvc0", O_WRONLY | O_NOCTTY);
     if (console < 0) {
         perror("/dev/hvc0");
