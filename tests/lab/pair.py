@@ -528,12 +528,21 @@ class BasePair(ABC, Generic[AnySide]):
             side.wait_status("completed")
         self.check_memory()
 
+    def recover_and_finish(self) -> None:
+        self.recover()
+        self.fast()
+        self.finish()
+
     @abstractmethod
     def check_memory(self) -> None:
         """Wait until the guest on the destination has checked its memory, which must be whole."""
 
     def faults(self) -> Any:
         return self.destination.cmd("query-migrate").get("postcopy-faults")
+
+    def until_requests(self, before: int) -> None:
+        """Wait until the destination has requested more pages than before."""
+        until(lambda: self.faults()["requests"] > before, "more page requests")
 
 
 class Pair(BasePair[Side]):
@@ -548,9 +557,7 @@ class Pair(BasePair[Side]):
         self.destination.wait_event("timing")
         wire.cut()
         self.wait_paused()
-        self.recover()
-        self.fast()
-        self.finish()
+        self.recover_and_finish()
 
     def check_memory(self) -> None:
         self.destination.wait_event("end")

@@ -159,7 +159,7 @@ def test_recovery(lab, trouble):
         pair.wait_paused()
         counts = pair.until_all_wait()
         pair.recover()
-        until(lambda: pair.faults()["requests"] > counts["requests"], "requests after the recovery")
+        pair.until_requests(counts["requests"])
         pair.fast()
         pair.finish()
 
@@ -181,9 +181,7 @@ def test_recovery_that_breaks(lab):
         until(lambda: between.stopped, "the channels break")
         pair.wait_paused()
         assert "fetch channel 0" in pair.source.cmd("query-migrate")["error-desc"]
-        pair.recover()
-        pair.fast()
-        pair.finish()
+        pair.recover_and_finish()
 
 
 @pytest.mark.parametrize("end", ["cancel", pytest.param("cut", marks=slow)])
@@ -250,15 +248,14 @@ def test_lie(lab, lie):
         pair.postcopy(wire(pair, Lie, change=change).uri, bandwidth=64 << 10)
         pair.wait_paused()
         pair.destination.wait_says(says)
-        pair.recover()
-        pair.fast()
-        pair.finish()
+        pair.recover_and_finish()
 
 
 def test_twice(lab):
     """With other contents, when the guest may have changed the page."""
     with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
         pair.postcopy(wire(pair, Lie, change=twice).uri)
+        until(pair.faults, "the destination's part of post-copy")
         until(lambda: pair.faults()["duplicates"] == 1, "the page that comes once more")
         pair.fast()
         pair.finish()
@@ -276,9 +273,7 @@ def test_not_asked(lab):
         pair.postcopy(wire(pair, Lie, change=change).uri, bandwidth=64 << 10)
         pair.wait_paused()
         pair.destination.wait_says("that was not requested")
-        pair.recover()
-        pair.fast()
-        pair.finish()
+        pair.recover_and_finish()
 
 
 def test_withheld(lab):

@@ -22,9 +22,7 @@ def test_kicked_while_paused(lab, exits):
         pair.until_all_wait()
         assert pair.faults()["requests"] == counts["requests"]
         assert pair.faults()["exits"] == counts["exits"]
-        pair.recover()
-        pair.fast()
-        pair.finish()
+        pair.recover_and_finish()
         metered = sum(destination.cmd("query-migrate")["postcopy-latency-dist"])
         faults = pair.faults()
         print(f"{metered} metered, {faults}")

@@ -87,14 +87,14 @@ def test_same_page(lab, exits):
 
 
 @on_both("exits, backend",
-         choices(EXITS, SHARED, quick=[("on", "memfd"), ("on", "shm"), ("off", "ram")]), quick=[("on", "memfd")])
+         choices(EXITS, SHARED, quick=[("on", "memfd"), ("off", "ram")]), quick=[("on", "memfd")])
 def test_shared_memory(lab, exits, backend):
     """Every other page is zero until it is written to."""
     migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])
 
 
 @on_both("exits, backend",
-         choices(EXITS, HUGETLB, quick=[("on", "memfd"), ("off", "memfd"), ("on", "file-private")]))
+         choices(EXITS, HUGETLB, quick=[("on", "memfd"), ("off", "memfd")]))
 def test_same_huge_page(lab, exits, backend):
     faults, _ = migrate(lab, exits, at_least=5, pattern="samehuge", memory_mb=64, mem=48,
                         bandwidth=16 * MIB, backend=HUGETLB[backend])

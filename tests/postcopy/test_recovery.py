@@ -57,7 +57,7 @@ def test_recovery(lab, trouble, exits, channels):
             assert pair.destination.registers_of_all() == 4
             assert pair.faults()["exits"] == counts["exits"]
         pair.recover()
-        until(lambda: pair.faults()["requests"] > counts["requests"], "requests after the recovery")
+        pair.until_requests(counts["requests"])
         pair.fast()
         pair.finish()
         if exits == "on":
@@ -79,9 +79,7 @@ def test_recovery_within_a_page(lab, backend, exits, preempt):
         until(lambda: pair.faults()["requests"] > 2, "some pages are asked for")
         wire.cut()
         pair.wait_paused()
-        pair.recover()
-        pair.fast()
-        pair.finish()
+        pair.recover_and_finish()
 
 
 def breaks_again(pair, after):
@@ -103,9 +101,7 @@ def test_recovery_fails_and_is_tried_again(lab):
         breaks_again(pair, 1)
         breaks_again(pair, 100)
         pair.listen("migrate-recover")
-        pair.recover()
-        pair.fast()
-        pair.finish()
+        pair.recover_and_finish()
 
 
 @on_both("trouble", ["pause", "break"])
@@ -157,7 +153,7 @@ FETCH: dict[str, Any] = {"fetch": 4}
 
 @pytest.mark.parametrize("backend, channels", [
     pytest.param(None, PREEMPT, id="anonymous-preempt"),
-    pytest.param(BACKENDS["hugetlb"], ONE_CHANNEL, id="hugetlb-one-channel"),
+    pytest.param(BACKENDS["hugetlb"], ONE_CHANNEL, id="hugetlb-one-channel", marks=slow),
     pytest.param(None, FETCH, id="anonymous-fetch"),
     pytest.param(None, ONE_CHANNEL, id="anonymous-one-channel", marks=slow),
     pytest.param(BACKENDS["hugetlb"], PREEMPT, id="hugetlb-preempt", marks=slow),

@@ -133,9 +133,7 @@ def test_recovery_can_be_paused(lab):
             assert pair.source.status() == "postcopy-recover-setup"
             pair.source.cmd("migrate-pause")
             pair.source.wait_status("postcopy-paused")
-        pair.recover()
-        pair.fast()
-        pair.finish()
+        pair.recover_and_finish()
 
 
 def test_recovery_is_awaited_anew(lab):

@@ -52,9 +52,7 @@ def test_unplug(lab, exits):
         # By a connection that does not lie.
         pair.source.cmd("migrate-pause")
         pair.wait_paused()
-        pair.recover()
-        pair.fast()
-        pair.finish()
+        pair.recover_and_finish()
         destination.cmd("device_del", id="dimm")
         eject(destination)
         until(lambda: not destination.cmd("query-memory-devices"), "the device is unplugged")
@@ -77,6 +75,4 @@ def test_no_memory_for_a_discarded_page(lab, exits):
         if pair.destination.status() != "postcopy-paused":
             pair.source.cmd("migrate-pause")
         pair.wait_paused()
-        pair.recover()
-        pair.fast()
-        pair.finish()
+        pair.recover_and_finish()
