@@ -80,7 +80,7 @@ check-quick: tests tsan ## under two minutes: style, series, unit tests
 	$(call TIER,quick)
 
 check: STOCK =
-check: stock inject tsan guest kernel aarch64 ## check-quick, QEMU's migration qtests on TCG, the tests in the lab
+check: stock inject guest kernel aarch64 ## check-quick but for ThreadSanitizer, QEMU's migration qtests on TCG, the tests in the lab
 	$(call TIER,lab)
 
 check-slow: stock inject tsan guest kernel aarch64 ## all tests there are, in two hours or more; PART=2/4: of four parts of them, the second

@@ -45,7 +45,7 @@ def test_empty_guest(lab, thp, kind, value):
 
 @pytest.mark.parametrize("kind, hidden", [
     ("anonymous", ()),
-    ("anonymous", ("pagemap",)),
+    pytest.param("anonymous", ("pagemap",), marks=pytest.mark.slow),
     pytest.param("anonymous", ("pagemap", "unpopulated"), marks=pytest.mark.slow),
     pytest.param("anonymous", ("pagemap", "unpopulated", "populate"), marks=pytest.mark.slow),
     ("memfd", ()),
