@@ -489,10 +489,16 @@ class BasePair(ABC, Generic[AnySide]):
             self.proxy = None
 
     def until_all_wait(self) -> Any:
-        """Wait until each vCPU of the destination has missed a page that does not come."""
-        until(lambda: self.destination.waiting_vcpus() == set(range(self.cpus)),
-              "all vCPUs wait for pages")
-        return self.faults()
+        """Wait until each vCPU of the destination has missed a page that does not come. What a source that
+        is stopped has sent before may still be on its way."""
+        def all_wait() -> Any:
+            before = self.faults()
+            if self.destination.waiting_vcpus() != set(range(self.cpus)):
+                return None
+            time.sleep(0.5)
+            after = self.faults()
+            return all(after[k] == before[k] for k in ("exits", "copied-bytes")) and after
+        return until(all_wait, "all vCPUs wait for pages")
 
     def start(self, uri: str | None = None, bandwidth: int | None = None) -> None:
         """Start pre-copy."""

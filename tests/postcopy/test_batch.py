@@ -16,7 +16,8 @@ def test_error_within_a_batch(lab):
         pair.destination.wait_event("timing")
         inject.arm("postcopy-uffd-read")
         inject.wait_held("postcopy-uffd-read")
-        before = pair.until_all_wait()["requests"]
+        until(lambda: pair.destination.waiting_vcpus() == set(range(pair.cpus)), "all vCPUs wait for pages")
+        before = pair.faults()["requests"]
         inject.arm("postcopy-uffd")
         inject.release("postcopy-uffd-read")
         until(lambda: inject.passed("postcopy-uffd"), "the error")
