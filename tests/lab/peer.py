@@ -16,6 +16,9 @@ from tests.lab.text import search
 
 PEER = "peer"
 LOADER = "ld-linux-x86-64.so.2"
+# To be put before another program, which then has these libraries
+_WHERE = qemu("x86_64", PEER).rsplit("/", 1)[0]
+LIBRARIES = (f"{_WHERE}/lib/{LOADER}", "--library-path", f"{_WHERE}/lib")
 # It starts the program with the libraries and the firmware beside it.
 SCRIPT = f"""#!/bin/sh
 here=${{0%/*}}
@@ -59,6 +62,5 @@ def put(lab: Lab) -> None:
     """Have it in the lab as PEER."""
     path = qemu("x86_64", PEER)
     if lab.run(f"test -e {path}").rc:
-        where = path.rsplit("/", 1)[0]
-        lab.run(f"mkdir -p {where} && tar -xz -C {where}", timeout=120, stdin=_archive(), check=True)
+        lab.run(f"mkdir -p {_WHERE} && tar -xz -C {_WHERE}", timeout=120, stdin=_archive(), check=True)
 

@@ -2,6 +2,7 @@
 """Post-copy while QEMU's main thread loads devices, which need the guest's memory."""
 import pytest
 
+from tests.lab import peer
 from tests.lab.pair import FORK, STOCK, Pair, until
 from tests.lab.wire import MAIN, URGENT, Nothing
 
@@ -28,10 +29,22 @@ def set_queue(side, page):
 ])
 def test_source_ends_while_devices_are_loaded(lab, end, channels, destination):
     """virtio reads its ring, which has not come and will not come: the destination ends."""
+    ends(lab, end, channels, destination)
+
+
+@pytest.mark.slow
+def test_both_threads_exit(lab):
+    """One of the two threads that find an error waits for the other in exit(), from glibc 2.41 on."""
+    peer.put(lab)
+    for _ in range(10):
+        ends(lab, "killed", "one-channel", FORK, wrapper=peer.LIBRARIES)
+
+
+def ends(lab, end, channels, destination, wrapper=()):
     capabilities, lying = {"preempt": (("postcopy-preempt",), URGENT), "one-channel": ((), MAIN)}[channels]
     words = ("-device", f"virtio-rng-pci,addr={SLOT:#x},disable-modern=on")
     with Pair(lab, capabilities=capabilities, destination=destination, mem=16, zero=0,
-              source_options=words, destination_options=words) as pair:
+              source_options=words, destination_options=words, wrapper=wrapper) as pair:
         pair.source.wait_event("ready")
         # This memory is written without end, and its end comes last in pre-copy: it is missing.
         boot = pair.source.report().the("boot")
