@@ -56,7 +56,7 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "kvm_guest_time_stop", "kvm_guest_time_start", "kvm_guest_time_clock",
          "kvm_guest_time_offset",
          "guest_time_no_instant", "guest_time_stop", "guest_time_start", "guest_time_fall_back", "guest_time_gap",
-         "guest_time_answer", "guest_time_pong", "vmclock_update",
+         "guest_time_answer", "guest_time_pong", "source_return_path_thread_pong", "vmclock_update",
          "kvm_arm_guest_time_stop", "kvm_arm_guest_time_start", "kvm_arm_guest_time_offset",
          "kvm_arm_guest_time_one_offset")
 

@@ -62,6 +62,8 @@ def test_not_once_the_destination_may_run_it(lab):
         pair.source.cmd("migrate-start-postcopy")
         assert wire.reached.wait(60)
         until(lambda: pair.destination.cmd("query-status")["running"], "the guest runs on the destination")
+        # If this is lost, the administrator decides
+        until(lambda: ("source_return_path_thread_pong", "0x3") in pair.source.trace(), "the source is told")
         pair.source.cmd("migrate-pause")
         wire.cut()
         pair.wait_paused()
