@@ -546,6 +546,10 @@ class BasePair(ABC, Generic[AnySide]):
     def faults(self) -> Any:
         return self.destination.cmd("query-migrate").get("postcopy-faults")
 
+    def until_faults(self) -> None:
+        """Wait until the destination counts faults. Its part of post-copy begins after the source's."""
+        until(self.faults, "the destination's part of post-copy")
+
     def until_requests(self, before: int) -> None:
         """Wait until the destination has requested more pages than before."""
         until(lambda: self.faults()["requests"] > before, "more page requests")

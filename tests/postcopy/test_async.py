@@ -89,7 +89,7 @@ def test_without(lab, way):
             assert "postcopy-async-pf: off" in pair.destination.hmp("info migrate_parameters")
         pair.postcopy(bandwidth=8 * MIB)
         if way == "exits":
-            until(pair.faults, "the destination's part of post-copy")
+            pair.until_faults()
             until(lambda: pair.faults()["exits"] > 50, "vCPUs leave KVM for missing pages")
         else:
             time.sleep(2)

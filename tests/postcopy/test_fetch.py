@@ -255,7 +255,7 @@ def test_twice(lab):
     """With other contents, when the guest may have changed the page."""
     with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
         pair.postcopy(wire(pair, Lie, change=twice).uri)
-        until(pair.faults, "the destination's part of post-copy")
+        pair.until_faults()
         until(lambda: pair.faults()["duplicates"] == 1, "the page that comes once more")
         pair.fast()
         pair.finish()

@@ -21,7 +21,7 @@ def lied_to(lab, lie, exits, backend):
     """A pair whose post-copy has begun, with a lie in its urgent channel."""
     with Pair(lab, exits=exits, backend=BACKENDS[backend], pattern="shared", mem=16) as pair:
         pair.postcopy(pair.wire(pair.listen(), lie=lie).uri, bandwidth=64 << 10)
-        until(pair.faults, "the destination's part of post-copy")
+        pair.until_faults()
         yield pair
         # The rest is as it should be.
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=16 * MIB)
