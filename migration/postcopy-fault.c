@@ -527,7 +527,6 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
                      "resumed");
         return -EIO;
     }
-    migration_inject_hold("postcopy-eof");
     while (true) {
         ended = ended || channels->wait_end(mis, END_LOOK_MS);
         if (ended &&

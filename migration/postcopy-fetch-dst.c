@@ -17,7 +17,6 @@
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "hw/boards.h"
-#include "inject.h"
 #include "postcopy-fault.h"
 #include "postcopy-fetch.h"
 #include "postcopy-fetch-ahead.h"
@@ -415,7 +414,6 @@ static bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch)
     while (postcopy_frame_get(ch->in, &frame, true, &err)) {
         trace_postcopy_fetch_receive(ch->id, frame.type, frame.offset,
                                      frame.length);
-        migration_inject_hold("postcopy-fetch-receive");
         if (ended) {
             error_report("postcopy: fetch channel %u: a frame of type %u "
                          "behind the end", ch->id, frame.type);

@@ -20,7 +20,6 @@
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "io/channel-tls.h"
-#include "inject.h"
 #include "migration-stats.h"
 #include "postcopy-fetch.h"
 #include "options.h"
@@ -359,6 +358,7 @@ static void *postcopy_fetch_source_thread(void *opaque)
 
     rcu_register_thread();
     while (postcopy_frame_get(ch->in, &frame, false, &err)) {
+        stat64_add(&counts->requests, 1);
         /* Until then what is clean is released, and a failure may return */
         qemu_event_wait(&ch->s->fetch_active);
         if (!migration_in_postcopy()) {
@@ -366,8 +366,6 @@ static void *postcopy_fetch_source_thread(void *opaque)
                        MigrationStatus_str(ch->s->state));
             break;
         }
-        migration_inject_hold("postcopy-fetch-serve");
-        stat64_add(&counts->requests, 1);
         stat64_add(&mig_stats.postcopy_requests, (frame.more + 1) *
                    frame.length / qemu_ram_pagesize(frame.rb));
         trace_postcopy_fetch_request(ch->id, frame.rb->idstr, frame.offset,

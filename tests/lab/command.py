@@ -6,6 +6,7 @@ import termios
 
 from tests.lab import lab
 from tests.lab.initramfs import BuildError
+from tests.lab.paths import below
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
 
     if args.what == "shell" and not sys.stdin.isatty():
         sys.exit("lab: error: no terminal; for scripts there is: lab run COMMAND")
-    machine = lab.Lab(name=args.what, cpus=args.cpus, memory_mb=args.memory, hugepages=args.hugepages,
+    machine = lab.Lab(name=below(args.what, args.arch), cpus=args.cpus, memory_mb=args.memory, hugepages=args.hugepages,
                       append=args.append, shell=args.what == "shell", arch=args.arch)
     rc: int | None = 0
     saved = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None

@@ -58,7 +58,7 @@ def test_postcopy_with_exits_off(lab):
 
 @on_aarch64()
 def test_fault_exits_qtest(lab):
-    """Ours, which make check-quick runs for x86-64 on the host."""
+    """Ours, which make check runs for x86-64 on the host."""
     result = lab.run(f"QTEST_QEMU_BINARY={qemu(lab.arch)} "
                      f"build/{below('fork', lab.arch)}/tests/qtest/postcopy-fault-exits-test", timeout=120)
     assert result.rc == 0, result.output

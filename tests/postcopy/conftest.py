@@ -10,11 +10,11 @@ import pytest
 from tests.lab import interface
 
 HERE = Path(__file__).parent
-BOTH = (interface.EXIT_ON_MISSING, interface.USERFAULT)
+FIRST = interface.chosen()
+SECOND, = (name for name in interface.ALL if name != FIRST)
 
 
-@pytest.fixture(autouse=True, params=[interface.EXIT_ON_MISSING,
-                                      pytest.param(interface.USERFAULT, marks=pytest.mark.slow)])
+@pytest.fixture(autouse=True, params=[FIRST, pytest.param(SECOND, marks=pytest.mark.slow)])
 def by(request, monkeypatch):
     """The interface that L1 offers, also one that the test boots."""
     with contextlib.ExitStack() as stack:
@@ -31,15 +31,15 @@ def pytest_collection_modifyitems(config, items):
         return item.nodeid.replace(f"[{item.callspec.params['by']}", "[", 1)
 
     ours = [item for item in items if item.path.parent == HERE and "by" in item.callspec.params]
-    slow = {case(item) for item in ours if item.callspec.params["by"] == interface.EXIT_ON_MISSING
+    slow = {case(item) for item in ours if item.callspec.params["by"] == FIRST
             and item.get_closest_marker("slow")}
-    asked = any(name in config.option.keyword for name in BOTH)
+    asked = any(name in config.option.keyword for name in interface.ALL)
 
     def needless(item):
         params = item.callspec.params
         if params.get("exits") == "off":
-            return params["by"] == interface.USERFAULT
-        return case(item) in slow and not asked and params["by"] != BOTH[zlib.crc32(case(item).encode()) % 2]
+            return params["by"] == SECOND
+        return case(item) in slow and not asked and params["by"] != interface.ALL[zlib.crc32(case(item).encode()) % 2]
     dropped = {item for item in ours if needless(item)}
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]
