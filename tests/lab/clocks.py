@@ -6,7 +6,9 @@ offsets on both sides is what a migration has added to the TSC beside the time t
 The kvmclock is a function of the vCPU's TSC, which KVM gives to the guest, and the guest
 (tests/guest/clock.c) to us.
 """
+import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from tests.lab.guest import PAYLOADS, Event
 from tests.lab.lab import Place, tsc_khz
 from tests.lab.pair import MIB, BaseSide, Pair, Side, until
+from tests.lab.text import search
 
 CLOCK = "build/tests/clock.bin"
 
@@ -54,6 +57,24 @@ def clocks(side: Side, cpus: int, move: int, last: bool = False) -> list[Event]:
         by_cpu = {e["cpu"]: e for e in (events if last else reversed(events))}
         return [by_cpu[cpu] for cpu in range(cpus)] if len(by_cpu) == cpus else None
     return until(come, f"reports of {cpus} vCPUs on the {side.name}", timeout=30)
+
+
+def lines_after(console: bytes, at: int) -> list[Event]:
+    """The whole lines that begin behind that byte. One may be under way there: the guest writes its
+    lines byte by byte, and where a snapshot was loaded, the rest of another moment's line follows,
+    of the one that was under way when the snapshot was saved."""
+    return [json.loads(line) for line in console[at:].decode().split("\n")[1:-1]]
+
+
+def later_reports(side: Side, cpus: int) -> list[Event]:
+    """What each vCPU reports last, after two reports from now on."""
+    now = len(side.lab.read_file(side.console))
+
+    def reports() -> list[Event] | None:
+        events = [e for e in lines_after(side.lab.read_file(side.console), now) if e["event"] == "clock"]
+        told = Counter(e["cpu"] for e in events)
+        return list({e["cpu"]: e for e in events}.values()) if len(told) == cpus and min(told.values()) >= 2 else None
+    return until(reports, "the guest reports again")
 
 
 def backwards(events: Iterable[Event]) -> int:
@@ -195,6 +216,10 @@ class ClockPair(TimePair):
     def started(self, side: Side | None = None) -> bool:
         """Whether the destination has set the clocks by the source's instant."""
         return "kvm_guest_time_start" in dict((side or self.destination).trace())
+
+    def start_took_us(self, side: Side | None = None) -> float:
+        """How long it took to set the clocks when the guest started."""
+        return int(search(r"took (\d+) ns", dict((side or self.destination).trace())["guest_time_start"])[1]) / 1000
 
     def passed_in_blackout_us(self, jump: Jump, side: Side | None = None) -> float:
         """Guest time from the instant of the stop to that of the start, on the destination."""

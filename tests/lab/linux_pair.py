@@ -80,7 +80,7 @@ class LinuxPair(BasePair[LinuxSide]):
         happen to be in the guest's kernel, and wait there."""
         for _ in range(40):
             self.source.signal("STOP")
-            time.sleep(0.5)
+            self.until_quiet()
             counts = self.async_counts()
             if counts["outstanding"]:
                 return counts

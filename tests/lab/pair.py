@@ -57,6 +57,7 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "kvm_guest_time_offset",
          "guest_time_no_instant", "guest_time_stop", "guest_time_start", "guest_time_fall_back", "guest_time_gap",
          "guest_time_answer", "guest_time_pong", "source_return_path_thread_pong", "vmclock_update",
+         "vhost_user_postcopy_end_entry",
          "kvm_arm_guest_time_stop", "kvm_arm_guest_time_start", "kvm_arm_guest_time_offset",
          "kvm_arm_guest_time_one_offset")
 
@@ -488,6 +489,14 @@ class BasePair(ABC, Generic[AnySide]):
             self.proxy.kill()
             self.proxy = None
 
+    def until_quiet(self) -> None:
+        """Of a source that is stopped, what it has sent before may still be on its way."""
+        def quiet() -> bool:
+            before = self.faults()["copied-bytes"]
+            time.sleep(0.5)
+            return bool(self.faults()["copied-bytes"] == before)
+        until(quiet, "nothing comes")
+
     def until_all_wait(self) -> Any:
         """Wait until each vCPU of the destination has missed a page that does not come. What a source that
         is stopped has sent before may still be on its way."""
@@ -512,7 +521,8 @@ class BasePair(ABC, Generic[AnySide]):
     def precopy(self) -> None:
         """Migrate by pre-copy alone."""
         self.start(bandwidth=64 * MIB)
-        self.source.cmd("migrate-set-parameters", downtime_limit=1000)
+        # However fast the guest writes
+        self.source.cmd("migrate-set-parameters", downtime_limit=20000)
 
     def postcopy(self, uri: str | None = None, bandwidth: int = MIB) -> None:
         """Migrate to the point where the guest runs on the destination.

@@ -12,9 +12,11 @@ def test_recovery_within_a_requested_page(lab):
     """A part of the request has been served: the page is sent from its beginning again."""
     with Pair(lab, source=INJECT, exits="on", capabilities=(), cpus=1, memory_mb=64, mem=48, pattern="samehuge",
               backend="memory-backend-memfd,hugetlb=on,hugetlbsize=2M") as pair:
-        pair.postcopy(bandwidth=8 * MIB)
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=8 * MIB)
+        pair.start()
         # The only vCPU has nothing else that it could have asked for.
         pair.source.inject.arm(POINT)
+        pair.source.cmd("migrate-start-postcopy")
         pair.wait_paused()
         assert pair.source.inject.passed(POINT)
         pair.recover()

@@ -44,6 +44,7 @@ def test_guest_without(lab, has):
     words = SDEI if has == "sdei" else ()
     with guest_with(lab, source_options=words, destination_options=words) as pair:
         pair.postcopy(bandwidth=8 * MIB)
+        pair.until_faults()
         counts = until(lambda: (counts := pair.async_counts())["halted"] > 5 and counts, "the vCPU is suspended")
         assert counts["refused-without"] > 0, counts
         finish(pair)

@@ -45,12 +45,14 @@ def test_tasks(lab, how):
         pair.postcopy(bandwidth=64 << 10)
         told, qemu, exits = ends(pair)
         assert told["announced"] == qemu["announced"] > exits / 2
-        assert told["come"] == qemu["delivered"]
         assert told["come"] + told["forgotten"] == told["announced"]
+        assert qemu["delivered"] + qemu["forgotten"] == qemu["announced"]
         assert told["counter"] > 0
         # KVM's, where it enters the guest for the first time after they were enabled
         assert told["woken_all"] == (3 if how == ANEW else 2)
-        assert told["forgotten"] == qemu["forgotten"] == (4 if how == ANEW else 0)
+        assert told["forgotten"] == (4 if how == ANEW else 0)
+        # Of the last four, one may be in the slot when the guest disables them
+        assert told["forgotten"] - qemu["forgotten"] in ((0, 1) if how == ANEW else (0,))
         if how == SMM:
             # The page behind the others
             assert missed(pair, (16 + MEM) * MIB)
@@ -102,6 +104,7 @@ def longest_answer(lab, way):
         before = len(answers()) + 1
         time.sleep(2)
         during = answers()[before:]
+        assert during or way == "exits", "no answer is reported"
         pair.source.signal("CONT")
         pair.fast()
         pair.finish()
@@ -116,7 +119,13 @@ def longest_answer(lab, way):
 
 @slow
 def test_answers(lab):
-    """The host may have been busy with something else: the best of three, and stock QEMU beside it."""
-    best = {way: min(longest_answer(lab, way) for _ in range(3)) for way in ("async", STOCK)}
-    assert best["async"] < max(10, 2 * best[STOCK]), best
+    """The host may have been busy with something else, in some of the rounds: the best, and stock QEMU beside it."""
+    found: dict[str, list[float]] = {"async": [], STOCK: []}
+    for _ in range(6):
+        for way, longest in found.items():
+            longest.append(longest_answer(lab, way))
+        if min(found["async"]) < max(10, 2 * min(found[STOCK])):
+            break
+    else:
+        raise AssertionError(found)
     assert longest_answer(lab, "exits") > 1500

@@ -9,6 +9,6 @@ def test_probe(lab):
     """The default looks for the feature in a scratch VM while the source's guest runs."""
     with Pair(lab, mem=8) as pair:
         pair.start()
-        until(lambda: "kvm_exit_on_missing_probe" in dict(pair.destination.trace()), "the probe", timeout=5)
+        until(lambda: "kvm_exit_on_missing_probe" in dict(pair.destination.trace()), "the probe")
         assert pair.source.cmd("query-status")["status"] == "running"
         assert pair.source.status() == "active"

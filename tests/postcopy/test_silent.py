@@ -44,7 +44,7 @@ def test_destination_does_not_wait(lab, channel, says):
             connected(pair.lab, uri)
             assert pair.destination.cmd("query-migrate")["status"] == "setup"
             pair.start(uri, bandwidth=64 << 20)
-            pair.source.cmd("migrate-set-parameters", downtime_limit=1000)
+            pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
             for side in pair.sides:
                 side.wait_status("completed")
         pair.check_memory()
@@ -55,9 +55,14 @@ def test_destination_does_not_wait(lab, channel, says):
 
 
 def connected(lab, uri):
-    """Wait until L1's QEMU has the connection, and some more."""
+    """Wait until L1's QEMU has accepted the connection, and some more."""
     port = int(uri.rsplit(":", 1)[1])
-    until(lambda: not lab.run(f"grep -q ':{port:04X} .* 01 ' /proc/net/tcp").rc, "the connection")
+
+    def accepted():
+        """Established; before it is accepted, it has no inode."""
+        rows = [row.split() for row in lab.run("cat /proc/net/tcp", check=True).output.splitlines()[1:]]
+        return any(row[1].endswith(f":{port:04X}") and row[3] == "01" and row[9] != "0" for row in rows)
+    until(accepted, "the connection")
     time.sleep(1)
 
 
@@ -80,7 +85,7 @@ def test_source_does_not_wait(lab):
             pair.source.wait_status("cancelled")
             # It may be tried again, while the server is still there.
             uri = pair.listen()
-            pair.source.cmd("migrate-set-parameters", downtime_limit=1000)
+            pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
             until(lambda: tried(pair, uri), "another migration begins")
             pair.source.wait_status("completed")
             pair.check_memory()
@@ -92,7 +97,7 @@ def test_cancelled_while_it_connects(lab, again):
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, pair_for(lab, BARE) as pair:
         server.settimeout(60)
         pair.source.wait_ready()
-        pair.source.cmd("migrate-set-parameters", downtime_limit=1000)
+        pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
         with socket.create_connection(server.getsockname()):
             pair.source.cmd("migrate", uri=f"tcp:10.0.2.2:{server.getsockname()[1]}")
             assert pair.source.status() == "setup"

@@ -165,7 +165,8 @@ _Noreturn void cpu_main(uint32_t cpu)
         print("{\"event\": \"timing\"}\n");
     }
     barrier();
-    for (uint64_t i = cpu; i < n; i += par.cpus) {
+    /* Downwards: what is sent without being missed comes upwards */
+    for (uint64_t i = n - 1 - cpu; i < n; i -= par.cpus) {
         page(i)[1]++;
         if (page(i)[0] != i + 1) {
             __atomic_add_fetch(&bad_pages, 1, __ATOMIC_SEQ_CST);
