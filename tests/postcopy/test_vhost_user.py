@@ -82,7 +82,7 @@ class DiskPair(LinuxPair):
         """Stop the source at a time at which the backend, not the guest, misses a page for the disk."""
         for _ in range(40):
             self.source.signal("STOP")
-            time.sleep(0.5)
+            self.until_quiet()
             if self.backend_waits():
                 return
             self.source.signal("CONT")
@@ -171,11 +171,11 @@ def test_backend_dies(lab):
         pair.postcopy()
         pair.until_backend_faults(50)
         pair.until_backend_waits()
-        seen = pair.transfers()
         pair.backend("kill -KILL $pid")
         pair.source.signal("CONT")
         pair.destination.wait_says("ring restore failed")
-        faults = pair.backend_faults()
+        pair.until_reports(len(pair.destination.report().lines) + 1)
+        seen, faults = pair.transfers(), pair.backend_faults()
         pair.until_reports(len(pair.destination.report().lines) + 10)
         pair.fast()
         pair.finish()
@@ -184,3 +184,18 @@ def test_backend_dies(lab):
         assert len(said) < 20
         # Of a request, the answer may not have come yet.
         assert pair.transfers() <= seen + 1 and pair.backend_faults() == faults
+
+
+@slow
+def test_backend_dies_at_the_end(lab):
+    """It is killed when it has been told that post-copy has ended, and before it has answered."""
+    with DiskPair(lab, exits="on", cpus=2) as pair:
+        pair.postcopy()
+        pair.until_backend_faults(10)
+        pair.backend("kill -STOP $pid")
+        pair.fast()
+        until(lambda: "vhost_user_postcopy_end_entry" in dict(pair.destination.trace()), "it is told")
+        pair.backend("kill -KILL $pid")
+        pair.finish()
+        pair.until_reports(len(pair.destination.report().lines) + 10)
+        assert "Failed to receive reply to postcopy_end" in pair.destination.job.output
