@@ -151,7 +151,7 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
     PostcopyToken *t;
     PostcopyAsyncRefusal why;
     hwaddr data = 0;
-    bool halt = false;
+    bool halt = false, around;
     void *host = page->host;
 
     if (!a || qatomic_read(&a->state) != ASYNC_RUNNING ||
@@ -171,6 +171,8 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
         return POSTCOPY_FAULT_WAIT_FOR_ANOTHER;
     }
 
+    around = why == POSTCOPY_ASYNC_KERNEL ||
+             (why == POSTCOPY_ASYNC_EVENT && async_ops->in_kernel(cpu));
     t = postcopy_async_halted(v, host);
     if (t) {
         /* Back from an interrupt */
@@ -188,8 +190,9 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
         goto refused;
     }
     if (postcopy_fault_begin(cpu, page, &t->waiter,
-                             why == POSTCOPY_ASYNC_CAN) ==
-        POSTCOPY_PAGE_RECEIVED) {
+                             why == POSTCOPY_ASYNC_CAN ? POSTCOPY_SEND_DEFERRED
+                             : around ? POSTCOPY_SEND_AROUND
+                             : POSTCOPY_SEND_NOW) == POSTCOPY_PAGE_RECEIVED) {
         postcopy_async_put(t);
         return POSTCOPY_FAULT_WAIT;
     }
@@ -225,7 +228,7 @@ halted:
 refused:
     trace_postcopy_async_refused(cpu->cpu_index, why, halt);
     postcopy_async_refused(v, why);
-    return POSTCOPY_FAULT_WAIT;
+    return around ? POSTCOPY_FAULT_WAIT_AROUND : POSTCOPY_FAULT_WAIT;
 }
 
 static PostcopyFaultResult async_fault(CPUState *cpu, PostcopyPage *page)

@@ -17,10 +17,12 @@
 #include "qemu/bitmap.h"
 #include "qemu/coroutine.h"
 #include "qemu/error-report.h"
+#include "qemu/host-utils.h"
 #include "qemu/lockable.h"
 #include "qemu/madvise.h"
 #include "qemu/timer.h"
 #include "qemu/units.h"
+#include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "hw/boards.h"
@@ -49,6 +51,13 @@
  * memory to more zero pages that the guest may never write to.
  */
 #define POPULATE_WINDOW (64 * KiB)
+
+/*
+ * Pages around one that a guest's kernel has missed are requested within such a
+ * window.  Of the 400 pages that Linux's kernel missed in a postcopy, it still
+ * missed 180 with 64 KiB, and 120 with this.
+ */
+#define AROUND_WINDOW (256 * KiB)
 
 /* Requests that are sent by one system call, at most */
 #define POSTCOPY_FAULT_FLUSH 64
@@ -240,8 +249,39 @@ static int postcopy_fault_populate(CPUState *cpu, PostcopyFaultVCPU *vf,
     return 1;
 }
 
+/*
+ * Pages are sent once, only sooner: but not where the next request would wait
+ * behind them, at the background's rate.
+ */
+static void postcopy_fault_request_around(MigrationIncomingState *mis,
+                                          const PostcopyPage *page)
+{
+    PostcopyPage first = postcopy_page(page->rb,
+                                       ROUND_DOWN(page->start, AROUND_WINDOW));
+    ram_addr_t end = MIN(first.start + AROUND_WINDOW, page->rb->postcopy_length);
+    uint64_t mask;
+
+    if (page->size >= AROUND_WINDOW || page->start >= end ||
+        !(migrate_postcopy_preempt() || postcopy_fault_channels_used()) ||
+        /* Parts of such memory are never sent */
+        memory_region_has_ram_discard_manager(page->rb->mr)) {
+        return;
+    }
+    mask = postcopy_requests_ahead(mis->page_requests, &first, 1,
+                                   (end - first.start) / page->size);
+    trace_postcopy_fault_around(qemu_ram_get_idstr(page->rb), page->start,
+                                first.start, mask);
+    while (mask) {
+        PostcopyPage each = postcopy_page_at(&first, ctz64(mask));
+
+        mask &= mask - 1;
+        postcopy_fault_request(mis, &each, true);
+    }
+}
+
 PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
-                                       PostcopyWaiter *waiter, bool defer)
+                                       PostcopyWaiter *waiter,
+                                       PostcopyFaultSend send)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
     PostcopyFault fault = {
@@ -258,17 +298,22 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
         return state;
     }
     migration_inject_hold("postcopy-exit");
-    if (postcopy_fault_request_ahead(mis, page, &fault, state)) {
+    if (postcopy_fault_request_ahead(mis, page, &fault, state) ||
+        state != POSTCOPY_PAGE_REQUEST) {
         return state;
     }
-    if (state == POSTCOPY_PAGE_REQUEST && defer) {
+    if (send == POSTCOPY_SEND_DEFERRED) {
         postcopy_request_defer(mis->page_requests, page);
-    } else if (state == POSTCOPY_PAGE_REQUEST) {
-        /*
-         * If it cannot be sent, the wait lasts until recovery sends it.  The
-         * socket cannot fill up, since a vCPU requests few pages at a time.
-         */
-        postcopy_fault_request(mis, page, false);
+        return state;
+    }
+    /*
+     * If it cannot be sent, the wait lasts until recovery sends it.  The
+     * socket cannot fill up, since a vCPU requests few pages at a time.
+     */
+    postcopy_fault_request(mis, page, send == POSTCOPY_SEND_AROUND);
+    if (send == POSTCOPY_SEND_AROUND) {
+        postcopy_fault_request_around(mis, page);
+        postcopy_fault_flush(mis);
     }
     return state;
 }
@@ -287,14 +332,15 @@ void postcopy_fault_send_deferred(MigrationIncomingState *mis)
     postcopy_fault_flush(mis);
 }
 
-static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page)
+static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
+                               PostcopyFaultSend send)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
     PostcopyFaultVCPU *vf = &mis->fault_vcpus[cpu->cpu_index];
     PostcopyPageState state;
     bool placed;
 
-    state = postcopy_fault_begin(cpu, page, &vf->waiter, false);
+    state = postcopy_fault_begin(cpu, page, &vf->waiter, send);
     if (state == POSTCOPY_PAGE_RECEIVED) {
         return postcopy_fault_populate(cpu, vf, page);
     }
@@ -328,9 +374,11 @@ static int postcopy_fault_exit(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
     case POSTCOPY_FAULT_ENTER:
         return 0;
     case POSTCOPY_FAULT_WAIT_FOR_ANOTHER:
-        return MIN(postcopy_fault_wait(cpu, &page), 0);
+        return MIN(postcopy_fault_wait(cpu, &page, POSTCOPY_SEND_NOW), 0);
+    case POSTCOPY_FAULT_WAIT_AROUND:
+        return postcopy_fault_wait(cpu, &page, POSTCOPY_SEND_AROUND);
     default:
-        return postcopy_fault_wait(cpu, &page);
+        return postcopy_fault_wait(cpu, &page, POSTCOPY_SEND_NOW);
     }
 }
 
@@ -593,6 +641,8 @@ void postcopy_fault_fill_info(MigrationInfo *info)
     stats->uffd_spurious = counts.uffd_spurious;
     stats->uffd_reads = counts.uffd_reads;
     stats->requests = counts.requests;
+    stats->ahead = counts.ahead;
+    stats->ahead_missed = counts.ahead_missed;
     stats->duplicates = counts.duplicates;
     stats->wakes = counts.wakes;
     stats->wakes_saved = counts.wakes_saved;

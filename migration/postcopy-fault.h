@@ -27,6 +27,8 @@ PostcopyPage postcopy_page(RAMBlock *rb, ram_addr_t offset);
 typedef enum PostcopyFaultResult {
     /* The vCPU has to wait for the page */
     POSTCOPY_FAULT_WAIT,
+    /* The same, and the request is sent as with POSTCOPY_SEND_AROUND */
+    POSTCOPY_FAULT_WAIT_AROUND,
     /*
      * The vCPU has to wait for another page, to which the argument was changed,
      * before it enters the guest and faults again
@@ -105,14 +107,28 @@ void postcopy_fault_end(MigrationIncomingState *mis);
 bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
                          const PostcopyFault *fault);
 
+/* How the request of a page is sent that a vCPU has missed */
+typedef enum PostcopyFaultSend {
+    /* At once */
+    POSTCOPY_SEND_NOW,
+    /*
+     * At once, and behind it requests of the pages around it: a guest's kernel
+     * has missed it, in which a wait stops all of its tasks, and which often
+     * misses a neighbour next
+     */
+    POSTCOPY_SEND_AROUND,
+    /* By the fault thread: the vCPU is about to run its guest */
+    POSTCOPY_SEND_DEFERRED,
+} PostcopyFaultSend;
+
 /*
  * A vCPU has missed a page: request it if it was not requested.  @waiter is
  * woken, or called, when it has been received, unless the answer is
- * POSTCOPY_PAGE_RECEIVED.  @defer: let the fault thread send the request; the
- * vCPU is about to run its guest.
+ * POSTCOPY_PAGE_RECEIVED.
  */
 PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
-                                       PostcopyWaiter *waiter, bool defer);
+                                       PostcopyWaiter *waiter,
+                                       PostcopyFaultSend send);
 
 /* Send the requests that were put into buffers */
 void postcopy_fault_flush(MigrationIncomingState *mis);

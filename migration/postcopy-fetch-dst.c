@@ -206,14 +206,7 @@ void postcopy_fetch_fill_info(MigrationInfo *info)
         }
     }
     if (postcopy_state_get() >= POSTCOPY_INCOMING_LISTENING) {
-        PostcopyRequestCounts counts;
-
         postcopy_fetch_fill_counts(info, mis->fetch->counts);
-        postcopy_requests_counts(mis->page_requests, &counts);
-        info->postcopy_fetch->has_ahead = true;
-        info->postcopy_fetch->ahead = counts.ahead;
-        info->postcopy_fetch->has_ahead_missed = true;
-        info->postcopy_fetch->ahead_missed = counts.ahead_missed;
     }
 }
 

@@ -16,11 +16,6 @@ void postcopy_fetch_hmp_print(Monitor *mon, const MigrationInfo *info)
     if (!fetch) {
         return;
     }
-    if (fetch->has_ahead) {
-        monitor_printf(mon, "postcopy pages requested ahead: %" PRIu64
-                       ", of these missed %" PRIu64 "\n", fetch->ahead,
-                       fetch->ahead_missed);
-    }
     for (PostcopyFetchStatsList *l = fetch->channels; l; l = l->next) {
         monitor_printf(mon, "postcopy fetch channel %u: requests %" PRIu64
                        ", pages %" PRIu64 ", zero pages %" PRIu64

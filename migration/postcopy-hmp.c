@@ -54,6 +54,9 @@ void postcopy_hmp_print(Monitor *mon, const MigrationInfo *info)
                    ", duplicates %" PRIu64 "\n", s->exits, s->populated,
                    s->uffd, s->uffd_minor, s->uffd_spurious, s->uffd_reads,
                    s->requests, s->duplicates);
+    monitor_printf(mon, "postcopy pages requested ahead: %" PRIu64
+                   ", of these missed %" PRIu64 "\n", s->ahead,
+                   s->ahead_missed);
     monitor_printf(mon, "postcopy wakes: %" PRIu64 ", saved %" PRIu64 "\n",
                    s->wakes, s->wakes_saved);
     monitor_printf(mon, "postcopy bytes: copied %" PRIu64 ", zero %" PRIu64

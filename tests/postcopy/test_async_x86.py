@@ -24,14 +24,14 @@ def counts(pair):
     return pair.destination.cmd("query-migrate")["postcopy-async"]
 
 
-def ends(pair) -> tuple[guest.Event, Any, int]:
+def ends(pair, least=100) -> tuple[guest.Event, Any, int]:
     """What the guest has been told, what QEMU says of that, and how many pages were missed. The others came unasked:
     QEMU sends some 300 in a second, however low the limit, as it counts what it has flushed."""
     pair.destination.wait_event("end")
     told, qemu = pair.destination.report().the("async"), counts(pair)
     exits = pair.faults()["exits"]
     print(told, qemu, f"{exits} exits")
-    assert exits > 100
+    assert exits > least
     pair.fast()
     pair.finish()
     assert told["unknown"] == 0, told
@@ -65,16 +65,19 @@ def missed(pair, address):
 
 @pytest.mark.parametrize("how", [KERNEL | SEND_ALWAYS, pytest.param(KERNEL, marks=slow)])
 def test_kernel(lab, how):
-    """It is told where it wants that (KVM_ASYNC_PF_SEND_ALWAYS); or else waits, and can be interrupted."""
+    """It is told where it wants that (KVM_ASYNC_PF_SEND_ALWAYS); or else waits, can be interrupted, and has
+    the pages around requested, too."""
     with pair_with(lab, how) as pair:
         pair.postcopy(bandwidth=64 << 10)
-        told, qemu, exits = ends(pair)
+        told, qemu, exits = ends(pair, 100 if how & SEND_ALWAYS else 4)
+        ahead = pair.faults()["ahead"]
         if how & SEND_ALWAYS:
             assert told["announced"] == told["come"] == qemu["announced"] == qemu["delivered"] > exits / 2
             assert qemu["refused-kernel"] == 0
         else:
             assert told["announced"] == qemu["announced"] == 0
             assert qemu["refused-kernel"] > exits / 2 and qemu["halted"] > exits / 4
+            assert ahead > 8 * exits, ahead
 
 
 @slow
@@ -92,7 +95,8 @@ def test_nested_guest(lab):
 def longest_answer(lab, way):
     """In ms, to interrupts of a processor in the kernel that misses a page, while that is withheld for 2 s."""
     options = {"source": STOCK, "destination": STOCK, "exits": None} if way == STOCK else {}
-    with pair_with(lab, KERNEL, cpus=2, **options) as pair:
+    # On one channel it misses each page by itself, and goes on missing them.
+    with pair_with(lab, KERNEL, cpus=2, capabilities=(), **options) as pair:
         def answers():
             return pair.destination.report().all("answers")
         if way == "exits":

@@ -68,10 +68,10 @@ def test_ahead(lab, pattern, exits):
         print(faults, fetch)
         missed = faults["exits"] + faults["uffd"]
         if pattern == "disjoint":
-            assert fetch["ahead"] < missed / 50
+            assert faults["ahead"] < missed / 50
         else:
-            assert fetch["ahead"] > 4 * missed
-            assert fetch["ahead-missed"] < fetch["ahead"] / 10
+            assert faults["ahead"] > 4 * missed
+            assert faults["ahead-missed"] < faults["ahead"] / 10
         assert "requested ahead: " in pair.destination.hmp("info migrate")
         pair.fast()
         pair.finish()

@@ -153,6 +153,16 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     return POSTCOPY_ASYNC_CAN;
 }
 
+static bool async_pf_in_kernel(CPUState *cs)
+{
+    struct kvm_run *run = cs->kvm_run;
+    Msrs m;
+
+    return !(run->flags & (KVM_RUN_X86_SMM | KVM_RUN_X86_GUEST_MODE)) &&
+           run->kvm_valid_regs == SYNC_REGS &&
+           !run->s.regs.sregs.ss.dpl && async_pf_get_msrs(cs, &m);
+}
+
 static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 {
     struct kvm_vcpu_events *events = &cs->kvm_run->s.regs.events;
@@ -365,6 +375,7 @@ static const PostcopyAsyncOps async_pf_ops = {
     .stop = async_pf_stop,
     .id = async_pf_id,
     .can = async_pf_can,
+    .in_kernel = async_pf_in_kernel,
     .announce = async_pf_announce,
     .halt = async_pf_halt_until_kick,
 };
