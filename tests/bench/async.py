@@ -3,10 +3,11 @@
 """What a Linux guest does during post-copy: async page faults from vCPU exits, exits alone, no exits
 (KVM's own async page faults), and stock QEMU, in turn.
 
-For each vCPU the guest has a thread that writes memory at random and one that computes. It is migrated
-over a link with a delay, at a rate at which post-copy takes longer than is measured: from the moment on
-at which it goes on, by its own clock. For some seconds after that, the guest's kernel misses its own
-pages, and no way helps much. Writes build/reports/async.json, async.md, async.svg.
+For each vCPU the guest has a thread that writes memory at random and one that computes, and as much
+memory and bandwidth, so that post-copy lasts as long with any number of them: longer than what is
+measured, from the moment on at which the guest goes on, by its own clock. The link has a delay. For some
+seconds after the switch, the guest's kernel misses its own pages. Writes build/reports/async.json, async.md,
+async.svg.
 """
 import argparse
 import itertools
@@ -61,14 +62,14 @@ def migrate(lab, network, way, cpus, options):
     qemu, exits, asynchronous = WAYS[way]
     on = ASYNC_PF[lab.arch] if qemu != STOCK else ()
     with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False,
-                   wrapper=network.wrapper if network else (), memory_mb=options.memory + 96, mem=options.memory,
+                   wrapper=network.wrapper if network else (), memory_mb=options.memory * cpus + 128, mem=options.memory * cpus,
                    source_options=on, destination_options=on, writers=cpus,
                    computers=0 if options.writers_only else cpus, interval=100) as pair:
         if asynchronous:
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf=asynchronous)
         uri = pair.listen()
         uri = network.uri if network else pair.wire_of(SlowWire, uri, delay_us=options.delay).uri
-        pair.postcopy(uri, bandwidth=int(options.rate * MIB))
+        pair.postcopy(uri, bandwidth=int(options.rate * cpus * MIB))
         before = pair.source.report().lines[-1]
         requests = watch(pair, before)
         pair.destination.wait_status("completed")
@@ -161,11 +162,11 @@ def run(options):
     pictures.over_time(name, f"{title}, cumulative", {
         f"{cpus} vCPU(s): {kind}": {way: [r["over_time"][kind] for r in rounds] for way, rounds in ways.items()}
         for cpus, ways in results.items() for kind in KINDS}, "seconds since the guest goes on, by its clock")
-    text = (f"{options.memory} MiB written at random, {options.rate} MiB/s of background, a link of {options.delay} us "
-            f"in each direction{link}; the first {options.seconds} s.\n"
+    text = (f"For each vCPU {options.memory} MiB written at random and {options.rate} MiB/s of background; a link of "
+            f"{options.delay} us in each direction{link}; the first {options.seconds} s.\n"
             f"```\n{bench.printed(show, results)}```\n" + "\n".join(f"* {line}" for line in verdicts(results)))
     bench.write(name, {"about": about, "settings": {
-        "memory_mib": options.memory, "rate_mib_per_s": options.rate, "delay_us": options.delay,
+        "memory_mib_per_vcpu": options.memory, "rate_mib_per_s_per_vcpu": options.rate, "delay_us": options.delay,
         "measured_s": options.seconds, "writers_only": options.writers_only, "rounds_count": options.rounds},
         "runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]},
         title, text, [(name, title)])
@@ -177,11 +178,11 @@ def main():
     parser.add_argument("--rounds", type=int, help="migrations of each way (8)")
     parser.add_argument("--quick", action="store_true", help="2 rounds, 1 vCPU")
     parser.add_argument("--cpus", nargs="+", type=int, help="vCPUs of the guest (1 2 4)")
-    parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="that the guest writes (96)")
-    parser.add_argument("--rate", type=float, default=6, metavar="MIB", help="of the background, per second (6)")
+    parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="that each vCPU writes (96)")
+    parser.add_argument("--rate", type=float, default=6, metavar="MIB", help="of the background for each vCPU, per second (6)")
     parser.add_argument("--delay", type=int, default=4000, metavar="US", help="of each direction (4000)")
     parser.add_argument("--writers-only", action="store_true", help="no thread computes: the same work in each way")
-    parser.add_argument("--seconds", type=float, default=16, help="that are measured (16)")
+    parser.add_argument("--seconds", type=float, default=12, help="that are measured (12)")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 8)
     options.cpus = options.cpus or ([1] if options.quick else [1, 2, 4])
