@@ -306,12 +306,9 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
         postcopy_request_defer(mis->page_requests, page);
         return state;
     }
-    /*
-     * If it cannot be sent, the wait lasts until recovery sends it.  The
-     * socket cannot fill up, since a vCPU requests few pages at a time.
-     */
-    postcopy_fault_request(mis, page, send == POSTCOPY_SEND_AROUND);
-    if (send == POSTCOPY_SEND_AROUND) {
+    /* If it cannot be sent, the wait lasts until recovery sends it */
+    if (!postcopy_fault_request(mis, page, send == POSTCOPY_SEND_AROUND) &&
+        send == POSTCOPY_SEND_AROUND) {
         postcopy_fault_request_around(mis, page);
         postcopy_fault_flush(mis);
     }
@@ -521,14 +518,18 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
         PostcopyPage *page = &g_array_index(list, PostcopyPage, i);
         const char *idstr = qemu_ram_get_idstr(page->rb);
 
-        if (postcopy_fault_request(mis, page, false)) {
+        if (postcopy_fault_request(mis, page, true)) {
             /* Broken once more; the next recovery sends it */
             error_report("postcopy: cannot request again %s offset 0x"
                          RAM_ADDR_FMT, idstr, page->start);
             return;
         }
         trace_postcopy_fault_ask_again(idstr, page->start);
+        if ((i + 1) % POSTCOPY_FAULT_FLUSH == 0) {
+            postcopy_fault_flush(mis);
+        }
     }
+    postcopy_fault_flush(mis);
 }
 
 static bool postcopy_fault_channel_is_broken(MigrationIncomingState *mis)

@@ -549,11 +549,15 @@ GArray *postcopy_requests_list(PostcopyRequests *r)
     gpointer value;
 
     QEMU_LOCK_GUARD(&r->lock);
-    g_hash_table_iter_init(&iter, r->pages);
-    while (g_hash_table_iter_next(&iter, NULL, &value)) {
-        PostcopyRequest *req = value;
+    for (int ahead = 0; ahead < 2; ahead++) {
+        g_hash_table_iter_init(&iter, r->pages);
+        while (g_hash_table_iter_next(&iter, NULL, &value)) {
+            PostcopyRequest *req = value;
 
-        g_array_append_val(list, req->page);
+            if (req->ahead == ahead) {
+                g_array_append_val(list, req->page);
+            }
+        }
     }
     return list;
 }
@@ -622,7 +626,6 @@ unsigned postcopy_requests_outstanding(PostcopyRequests *r,
     int64_t now, since;
     GHashTableIter iter;
     gpointer value;
-    unsigned n = 0;
 
     QEMU_LOCK_GUARD(&r->lock);
     /* With the lock held: nothing is outstanding since later than now */
@@ -631,16 +634,12 @@ unsigned postcopy_requests_outstanding(PostcopyRequests *r,
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
         PostcopyRequest *req = value;
 
-        if (req->ahead) {
-            continue;
-        }
-        n++;
         if (req->since <= since) {
             since = req->since;
             *oldest = (PostcopyOldest) { req->page, now - since };
         }
     }
-    return n;
+    return g_hash_table_size(r->pages);
 }
 
 void postcopy_waiter_init(PostcopyWaiter *waiter)

@@ -255,7 +255,10 @@ void postcopy_request_unclaim(PostcopyRequests *r, const PostcopyPage *page);
 /* Who had claims has given up */
 void postcopy_requests_unclaim_all(PostcopyRequests *r);
 
-/* All outstanding pages, as PostcopyPage; the caller unrefs the array */
+/*
+ * All outstanding pages, as PostcopyPage, and first those that are missed; the
+ * caller unrefs the array
+ */
 GArray *postcopy_requests_list(PostcopyRequests *r);
 
 /* Sleep until no page is outstanding, or for @ms; returns whether none is */
@@ -285,11 +288,11 @@ void postcopy_requests_meter(PostcopyRequests *r, PostcopyMeter *meter);
 
 typedef struct PostcopyOldest {
     PostcopyPage page;
-    /* How long ago it was missed for the first time */
+    /* How long ago it was missed for the first time, or requested ahead */
     uint64_t age_ns;
 } PostcopyOldest;
 
-/* Returns how many pages are missed; @oldest is set unless it is 0 */
+/* Returns how many pages are outstanding; @oldest is set unless it is 0 */
 unsigned postcopy_requests_outstanding(PostcopyRequests *r,
                                        PostcopyOldest *oldest);
 

@@ -478,6 +478,43 @@ static void test_stop_wakes(void)
     postcopy_requests_free(r);
 }
 
+/* Pages that nobody has missed yet are awaited, too, and requested anew last */
+static void test_ahead(void)
+{
+    PostcopyRequests *r = setup();
+    PostcopyPage first = page_of(8);
+    PostcopyRequestCounts counts;
+    g_autoptr(GArray) list = NULL;
+    PostcopyOldest oldest;
+
+    complete(r, 9);
+    begin(r, 11, NULL);
+    g_assert_cmphex(postcopy_requests_ahead(r, &first, 1, 5), ==, 0x15);
+    g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 4);
+    g_assert_cmpuint(oldest.page.start, ==, 11 * PAGE);
+
+    g_assert_cmpint(begin(r, 10, NULL), ==, POSTCOPY_PAGE_REQUESTED);
+    list = postcopy_requests_list(r);
+    g_assert_cmpuint(list->len, ==, 4);
+    for (guint i = 0; i < list->len; i++) {
+        unsigned n = g_array_index(list, PostcopyPage, i).start / PAGE;
+
+        g_assert_cmpint(i < 2, ==, n == 10 || n == 11);
+    }
+    postcopy_requests_counts(r, &counts);
+    g_assert_cmpuint(counts.requests, ==, 1);
+    g_assert_cmpuint(counts.ahead, ==, 3);
+    g_assert_cmpuint(counts.ahead_missed, ==, 1);
+
+    complete(r, 10);
+    complete(r, 11);
+    g_assert_false(postcopy_requests_wait_empty(r, 1));
+    complete(r, 8);
+    complete(r, 12);
+    g_assert_true(postcopy_requests_wait_empty(r, 0));
+    postcopy_requests_free(r);
+}
+
 static bool stopped;
 
 static void *stop_fn(void *opaque)
@@ -748,6 +785,7 @@ int main(int argc, char **argv)
     g_test_add_func("/postcopy-request/run", test_run);
     g_test_add_func("/postcopy-request/defer", test_defer);
     g_test_add_func("/postcopy-request/again", test_again);
+    g_test_add_func("/postcopy-request/ahead", test_ahead);
     g_test_add_func("/postcopy-request/meter", test_meter);
     g_test_add_func("/postcopy-request/stopped", test_stopped);
     g_test_add_func("/postcopy-request/waiters", test_waiters);
