@@ -48,12 +48,19 @@ def at(points, x):
     raise ProgramError(f"nothing was seen at {x:.0f}: only from {points[0][0]:.0f} to {points[-1][0]:.0f}")
 
 
-def watch(pair, before):
-    """(memory operations, pages that the source was asked for), again and again until post-copy ends."""
+def missed(pair, qemu):
+    """Pages, without those that were requested ahead and were not missed."""
+    if qemu == STOCK:
+        return pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
+    return pair.faults()["requests"] + pair.faults()["ahead-missed"]
+
+
+def watch(pair, before, qemu):
+    """(memory operations, pages that were missed), again and again until post-copy ends."""
     points = [(0.0, 0)]
-    while (info := pair.source.cmd("query-migrate"))["status"] == "postcopy-active":
+    while pair.source.cmd("query-migrate")["status"] == "postcopy-active":
         if lines := pair.destination.report().lines:
-            points.append((total(lines[-1], "writer") - total(before, "writer"), info["ram"]["postcopy-requests"]))
+            points.append((total(lines[-1], "writer") - total(before, "writer"), missed(pair, qemu)))
         time.sleep(0.1)
     return points
 
@@ -61,8 +68,9 @@ def watch(pair, before):
 def migrate(lab, network, way, cpus, options):
     qemu, exits, asynchronous = WAYS[way]
     on = ASYNC_PF[lab.arch] if qemu != STOCK else ()
+    memory_mb = options.memory * cpus
     with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False,
-                   wrapper=network.wrapper if network else (), memory_mb=options.memory * cpus + 128, mem=options.memory * cpus,
+                   wrapper=network.wrapper if network else (), memory_mb=memory_mb + 128, mem=memory_mb,
                    source_options=on, destination_options=on, writers=cpus,
                    computers=0 if options.writers_only else cpus, interval=100) as pair:
         if asynchronous:
@@ -70,8 +78,8 @@ def migrate(lab, network, way, cpus, options):
         uri = pair.listen()
         uri = network.uri if network else pair.wire_of(SlowWire, uri, delay_us=options.delay).uri
         pair.postcopy(uri, bandwidth=int(options.rate * cpus * MIB))
-        before = pair.source.report().lines[-1]
-        requests = watch(pair, before)
+        before = {"ms": pair.source.report().lines[-1]["ms"], **pair.counts_at_switch()}
+        misses = watch(pair, before, qemu)
         pair.destination.wait_status("completed")
         pair.check_memory()
         pair.check_threads()
@@ -82,10 +90,10 @@ def migrate(lab, network, way, cpus, options):
         faults = info.get("postcopy-faults") or {}
         return {
             "total_time_ms": took["total-time"],
-            "postcopy_requests_count": took["ram"]["postcopy-requests"],
+            "missed_pages_count": missed(pair, qemu),
             "exits_count": faults.get("exits"),
             "async": info.get("postcopy-async"),
-            "requests_over_memory_operations": requests,
+            "missed_over_memory_operations": misses,
             **{kind: at([(line["ms"], total(line, thread)) for line in lines], end) - total(before, thread)
                for kind, thread in KINDS.items()},
             "over_time": {kind: [((line["ms"] - before["ms"]) / 1000, total(line, thread) - total(before, thread))
@@ -94,13 +102,13 @@ def migrate(lab, network, way, cpus, options):
 
 
 def of_equal_work(results):
-    """To each run, the requests until the guest had done what the way of its round did that did least."""
+    """To each run, the pages missed until the guest had done what the way of its round did that did least."""
     for ways in results.values():
         for runs in zip(*ways.values(), strict=True):
-            work = min(min(r["memory operations"], r["requests_over_memory_operations"][-1][0]) for r in runs)
+            work = min(min(r["memory operations"], r["missed_over_memory_operations"][-1][0]) for r in runs)
             for r in runs:
                 r["equal_memory_operations_count"] = work
-                r["equal_work_requests_count"] = at(r["requests_over_memory_operations"], work)
+                r["equal_work_missed_pages_count"] = at(r["missed_over_memory_operations"], work)
 
 
 def medians(rounds, what):
@@ -111,12 +119,12 @@ def medians(rounds, what):
 def show(results):
     for cpus, ways in results.items():
         print(f"{cpus} vCPU(s), medians (least to most):")
-        print(f"{'':14}{'computed':>26}{'memory operations':>26}{'requests':>22}"
+        print(f"{'':14}{'computed':>26}{'memory operations':>26}{'missed pages':>22}"
               f"{'of equal work':>24}{'total ms':>24}")
         for way, rounds in ways.items():
             print(f"{way:14}" + "".join(f"{medians(rounds, what):>{width}}" for what, width in (
-                ("computed", 26), ("memory operations", 26), ("postcopy_requests_count", 22),
-                ("equal_work_requests_count", 24), ("total_time_ms", 24))))
+                ("computed", 26), ("memory operations", 26), ("missed_pages_count", 22),
+                ("equal_work_missed_pages_count", 24), ("total_time_ms", 24))))
 
 
 def verdicts(results):
@@ -131,10 +139,10 @@ def verdicts(results):
             yield "the same round by round: " + ", ".join(
                 f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f}) times {way}"
                 for way, found in pairs.items() if found)
-        for what, text in (("postcopy_requests_count", "in all"),
-                           ("equal_work_requests_count", "until the guest has done what the slowest way does")):
-            requests = {way: statistics.median(r[what] for r in rounds) for way, rounds in ways.items()}
-            yield f"{cpus} vCPU(s), requests {text}: " + ", ".join(f"{way} {n:.0f}" for way, n in requests.items())
+        for what, text in (("missed_pages_count", "in all"),
+                           ("equal_work_missed_pages_count", "until the guest has done what the slowest way does")):
+            misses = {way: statistics.median(r[what] for r in rounds) for way, rounds in ways.items()}
+            yield f"{cpus} vCPU(s), pages missed {text}: " + ", ".join(f"{way} {n:.0f}" for way, n in misses.items())
         counts = [r["async"] for r in ways["exits, async"]]
         if all(counts):
             sums = {key: sum(c[key] for c in counts) for key in counts[0]}
@@ -179,7 +187,8 @@ def main():
     parser.add_argument("--quick", action="store_true", help="2 rounds, 1 vCPU")
     parser.add_argument("--cpus", nargs="+", type=int, help="vCPUs of the guest (1 2 4)")
     parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="that each vCPU writes (96)")
-    parser.add_argument("--rate", type=float, default=6, metavar="MIB", help="of the background for each vCPU, per second (6)")
+    parser.add_argument("--rate", type=float, default=6, metavar="MIB",
+                        help="of the background for each vCPU, per second (6)")
     parser.add_argument("--delay", type=int, default=4000, metavar="US", help="of each direction (4000)")
     parser.add_argument("--writers-only", action="store_true", help="no thread computes: the same work in each way")
     parser.add_argument("--seconds", type=float, default=12, help="that are measured (12)")

@@ -129,6 +129,9 @@ class Report:
     def __init__(self, text: str) -> None:
         lines = text.split("\n")[:-1]       # the last one is not complete
         self.boots = lines.count("ready")
+        # Where threads of a kind count what they have done, by physical address
+        self.addresses = {k: int(v) for line in lines if line.startswith("at ")
+                          for k, v in re.findall(r"(\w+)=(\d+)", line)}
         self.bad = [line for line in lines if line.startswith("bad")]
         self.lines = [{k: int(v) for k, v in re.findall(r"(\w+)=(-?\d+)", line)}
                       for line in lines if re.match(r"ms=\d+ .* bad=\d+$", line)]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Two QEMUs in the lab, and the migration of the Linux guest from one to the other: as Pair of
 pair.py, with parameters of tests/linux-guest/init.c as options."""
+import struct
 import time
 from dataclasses import replace
 from typing import Any, Self
@@ -65,6 +66,19 @@ class LinuxPair(BasePair[LinuxSide]):
             return bool(lines) and lines[-1]["sweeps"] >= lines[0]["sweeps"] + 2
         until(swept, "the guest has checked its memory", timeout=60)
         self.check_logs()
+
+    def counts_at_switch(self) -> dict[str, int]:
+        """What the threads of a kind have done when the source's guest was stopped: its last report is older,
+        and while nothing is missing they do much in little time."""
+        until(lambda: not self.source.cmd("query-status")["running"], "the source's guest is stopped")
+        report = self.source.report()
+        assert report.addresses, "the guest's init is an old one: make guest"
+        counts = {kind: sum(struct.unpack("<64Q", self.source.memory(address, 64 * 8)))
+                  for kind, address in report.addresses.items()}
+        for kind, count in counts.items():
+            least = sum(n for name, n in report.lines[-1].items() if name.startswith(kind))
+            assert count >= least, f"{kind}: {count} in memory, {least} reported: the kernel has moved the page"
+        return counts
 
     def until_reports(self, n: int = 10) -> list[Line]:
         """The guest has reported so often from the destination: what it and its console touch without

@@ -56,13 +56,18 @@ static struct parameter {
                                            time is ahead by that many seconds: TAI - UTC */
     { "disk", 0 },                      /* MiB of /dev/vda that a thread writes and reads, in twice
                                            as much memory */
+    { "kexec", 0 },                     /* ms after which the kernel of /dev/vda takes over, with the
+                                           initial RAM disk of /dev/vdb */
 };
 
-enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, HUGE, PTP, DISK };
+enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, HUGE, PTP, DISK, KEXEC };
 
 #define P(what) (parameters[what].value)
 
-static atomic_ulong writes[MAX_THREADS], computed[MAX_THREADS], copies[MAX_THREADS], readings[MAX_THREADS];
+/* In one page each: whoever has the guest's memory can read them */
+static atomic_ulong writes[MAX_THREADS] __attribute__((aligned(sizeof(atomic_ulong) * MAX_THREADS)));
+static atomic_ulong computed[MAX_THREADS] __attribute__((aligned(sizeof(atomic_ulong) * MAX_THREADS)));
+static atomic_ulong copies[MAX_THREADS], readings[MAX_THREADS];
 static atomic_ulong transfers;
 /* Shared with other processes, as bad */
 static atomic_ulong *forks, *bad;
@@ -423,6 +428,49 @@ static void *offliner(void *opaque)
     }
 }
 
+/* Returns a descriptor of the copy */
+static int copied(const char *from, const char *to)
+{
+    static char part[1 << 16];
+    int in = open(from, O_RDONLY), out = open(to, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    ssize_t n;
+
+    while ((n = read(in, part, sizeof(part))) > 0) {
+        if (write(out, part, n) != n) {
+            complain("copy", 0, errno, 0);
+        }
+    }
+    close(in);
+    close(out);
+    return open(to, O_RDONLY);
+}
+
+/* The other kernel has the same parameters, but for this one */
+static void *other_kernel(void *opaque)
+{
+    char line[4096] = "";
+    FILE *f = fopen("/proc/cmdline", "r");
+    uint64_t now;
+
+    (void)opaque;
+    if (!fgets(line, sizeof(line) - sizeof(" guest.kexec=0"), f)) {
+        complain("command line", 0, errno, 0);
+    }
+    fclose(f);
+    strcpy(line + strcspn(line, "\n"), " guest.kexec=0");
+    if (syscall(SYS_kexec_file_load, copied("/dev/vda", "/kernel"), copied("/dev/vdb", "/initrd"),
+                strlen(line) + 1, line, 0)) {
+        complain("kexec", 0, errno, 0);
+    }
+    now = now_us(CLOCK_MONOTONIC);
+    if (now < P(KEXEC) * 1000) {
+        usleep(P(KEXEC) * 1000 - now);
+    }
+    reboot(RB_KEXEC);
+    complain("kexec", 1, errno, 0);
+    return NULL;
+}
+
 static void start(void *(*run)(void *), unsigned long n, int cpu, int priority)
 {
     pthread_attr_t attr;
@@ -466,6 +514,19 @@ static void read_parameters(void)
             }
         }
     }
+}
+
+static unsigned long physical(const volatile void *address)
+{
+    uint64_t entry = 0;
+    int fd = open("/proc/self/pagemap", O_RDONLY);
+
+    if (pread(fd, &entry, sizeof(entry), (uintptr_t)address / PAGE * sizeof(entry)) != sizeof(entry)) {
+        say("bad pagemap %d\n", errno);
+    }
+    close(fd);
+    /* Bits 0 to 54: the number of the page frame */
+    return (entry & ((1ul << 55) - 1)) * PAGE + (uintptr_t)address % PAGE;
 }
 
 static int counters(char *to, size_t size, const char *name, atomic_ulong *counts, unsigned long n)
@@ -573,9 +634,14 @@ int main(void)
     for (unsigned long i = 0; i < P(CLOCKS); i++) {
         start(clock_reader, i, i % cpus, 0);
     }
-    if (P(DISK)) {
+    if (P(DISK) || P(KEXEC)) {
         load_driver("/virtio_blk.ko");
+    }
+    if (P(DISK)) {
         start(disk_user, 0, -1, 0);
+    }
+    if (P(KEXEC)) {
+        start(other_kernel, 0, -1, 0);
     }
     if (P(COPIERS)) {
         start(interrupter, 0, 0, 5);
@@ -583,6 +649,9 @@ int main(void)
     if (P(OFFLINE)) {
         start(offliner, cpus - 1, 0, 0);
     }
+    atomic_fetch_add(&writes[0], 0);
+    atomic_fetch_add(&computed[0], 0);
+    say("at writer=%lu computer=%lu\n", physical(writes), physical(computed));
     say("ready\n");
     for (;;) {
         pause();
