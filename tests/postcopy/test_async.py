@@ -231,21 +231,21 @@ def test_processors_go_off_and_on(lab):
 
 @slow
 def test_kexec(lab):
-    """Linux hands over to another one in post-copy: that is told of missing pages in its turn."""
+    """Linux hands over to another one in post-copy, which enables them anew, and misses most of its memory."""
     words = [word for file in linux_guest.files()
              for word in ("-drive", f"file={file},format=raw,if=virtio,readonly=on")]
     with held(lab, memory_mb=256, kexec=20000, source_options=words, destination_options=words) as pair:
-        pair.postcopy(bandwidth=4 * MIB)
+        until(lambda: pair.source.report().boots, "Linux is ready", timeout=90)
+        # So slow that memory is missing when the other one runs
+        pair.postcopy(bandwidth=MIB)
         until_announced(pair)
-        assert pair.destination.report().lines[-1]["ms"] < 20000, "too late: it is another one already"
+        assert pair.until_reports(1)[-1]["ms"] < 20000, "too late: it is another one already"
         until(lambda: pair.destination.report().boots, "the other one has booted", timeout=120)
-        counts = pair.async_counts()
         written = [text for name, text in pair.destination.trace() if name == "kvm_async_pf_enable"]
-        print(counts, written)
+        print(written)
         for cpu in range(2):
             off, on = (int(text.split()[3], 0) for text in written if text.startswith(f"cpu {cpu} "))
             assert not off and on & 1, written
-        until(lambda: pair.async_counts()["announced"] > counts["announced"], "the other one is told, too", timeout=90)
         pair.fast()
         pair.destination.wait_status("completed")
         pair.check_threads()

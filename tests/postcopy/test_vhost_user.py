@@ -117,7 +117,7 @@ def test_backend(lab, exits, channels, memory):
     with DiskPair(lab, exits=exits, memory=memory, cpus=2, **channels) as pair:
         pair.postcopy()
         # The disk's memory is three huge pages, of which a processor misses some first.
-        pair.until_backend_faults(1 if memory == "hugetlb" else 50)
+        pair.until_backend_faults(1 if memory == "hugetlb" else 20)
         assert pair.destination.status() == "postcopy-active"
         counts = pair.faults()
         assert (counts["exits"] > 0) == (exits == "on"), counts
