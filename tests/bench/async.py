@@ -52,7 +52,8 @@ def missed(pair, qemu):
     """Pages, without those that were requested ahead and were not missed."""
     if qemu == STOCK:
         return pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
-    return pair.faults()["requests"] + pair.faults()["ahead-missed"]
+    faults = pair.faults()
+    return faults["requests"] + faults["ahead-missed"]
 
 
 def watch(pair, before, qemu):

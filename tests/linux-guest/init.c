@@ -620,6 +620,9 @@ int main(void)
     if (P(PTP)) {
         start_ptp();
     }
+    atomic_fetch_add(&writes[0], 0);
+    atomic_fetch_add(&computed[0], 0);
+    say("at writer=%lu computer=%lu\n", physical(writes), physical(computed));
     start(reporter, 0, -1, 10);
     for (unsigned long i = 0; i < P(WRITERS); i++) {
         start(writer, i, P(OFFLINE) ? -1 : (int)i % cpus, 0);
@@ -649,9 +652,6 @@ int main(void)
     if (P(OFFLINE)) {
         start(offliner, cpus - 1, 0, 0);
     }
-    atomic_fetch_add(&writes[0], 0);
-    atomic_fetch_add(&computed[0], 0);
-    say("at writer=%lu computer=%lu\n", physical(writes), physical(computed));
     say("ready\n");
     for (;;) {
         pause();
