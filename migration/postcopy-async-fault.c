@@ -140,7 +140,11 @@ static void async_kick(void *opaque)
     /*
      * A vCPU that waits for a page in QEMU is left alone: it cannot be told
      * anything, and looks when it enters the guest.
+     *
+     * The token is pending before thread_kicked is read; the vCPU's thread
+     * clears thread_kicked, and then looks for tokens.
      */
+    smp_mb();
     cpus_kick_thread(opaque);
 }
 

@@ -511,7 +511,7 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
      * has not sends by itself.
      */
     WITH_QEMU_LOCK_GUARD(&mis->rp_mutex) {
-        mis->hold_requests = false;
+        qatomic_set(&mis->hold_requests, false);
     }
     list = postcopy_requests_list(mis->page_requests);
     for (guint i = 0; i < list->len; i++) {
@@ -532,9 +532,9 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
     postcopy_fault_flush(mis);
 }
 
+/* In the listen thread, which alone closes these files */
 static bool postcopy_fault_channel_is_broken(MigrationIncomingState *mis)
 {
-    QEMU_LOCK_GUARD(&mis->rp_mutex);
     return qemu_file_get_error(mis->from_src_file) ||
            !mis->to_src_file || qemu_file_get_error(mis->to_src_file);
 }
@@ -593,10 +593,9 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
 
 void postcopy_fault_channel_broken(MigrationIncomingState *mis)
 {
-    /* from_src_file is the same socket, but has no lock */
-    QEMU_LOCK_GUARD(&mis->rp_mutex);
-    if (mis->to_src_file) {
-        qemu_file_shutdown(mis->to_src_file);
+    QEMU_LOCK_GUARD(&mis->from_src_file_mutex);
+    if (mis->from_src_file) {
+        qemu_file_shutdown(mis->from_src_file);
     }
 }
 

@@ -21,7 +21,7 @@ from tests.lab.lab import Lab
 from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.network import APPEND, Network, programs
-from tests.lab.pair import MIB, STOCK
+from tests.lab.pair import MIB, STOCK, until
 from tests.lab.paths import below
 from tests.lab.program import ProgramError, say
 from tests.lab.wire import SlowWire
@@ -78,6 +78,7 @@ def migrate(lab, network, way, cpus, options):
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf=asynchronous)
         uri = pair.listen()
         uri = network.uri if network else pair.wire_of(SlowWire, uri, delay_us=options.delay).uri
+        until(lambda: pair.source.report().lines, "the guest's first report")
         pair.postcopy(uri, bandwidth=int(options.rate * cpus * MIB))
         before = {"ms": pair.source.report().lines[-1]["ms"], **pair.counts_at_switch()}
         misses = watch(pair, before, qemu)
@@ -150,20 +151,8 @@ def verdicts(results):
             yield f"{cpus} vCPU(s), of all rounds: " + ", ".join(f"{key} {n}" for key, n in sorted(sums.items()))
 
 
-def run(options):
-    about = bench.about()
-    results: dict[int, dict[str, list[Figures]]] = {cpus: {way: [] for way in WAYS} for cpus in options.cpus}
+def write(about, network, results, options):
     arm = options.arch == "aarch64"
-    with Lab(name=below("bench-async", options.arch), memory_mb=3072, append=APPEND, extra=[] if arm else programs(),
-             arch=options.arch) as lab:
-        network = None if arm else Network(lab, options.delay, 0)
-        for n in range(options.rounds):
-            for cpus, ways in results.items():
-                # In turn, and each round begins with another one
-                order = list(ways)[n % len(ways):] + list(ways)[:n % len(ways)]
-                for way in order:
-                    say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
-                    ways[way].append(migrate(lab, network, way, cpus, options))
     of_equal_work(results)
     title = "A Linux guest during post-copy: async page faults from exits" + ", arm64" * arm
     name = below("async" + "-writers" * options.writers_only, options.arch)
@@ -174,11 +163,38 @@ def run(options):
     text = (f"For each vCPU {options.memory} MiB written at random and {options.rate} MiB/s of background; a link of "
             f"{options.delay} us in each direction{link}; the first {options.seconds} s.\n"
             f"```\n{bench.printed(show, results)}```\n" + "\n".join(f"* {line}" for line in verdicts(results)))
+    [rounds] = {len(runs) for ways in results.values() for runs in ways.values()}
     bench.write(name, {"about": about, "settings": {
         "memory_mib_per_vcpu": options.memory, "rate_mib_per_s_per_vcpu": options.rate, "delay_us": options.delay,
-        "measured_s": options.seconds, "writers_only": options.writers_only, "rounds_count": options.rounds},
+        "measured_s": options.seconds, "writers_only": options.writers_only, "rounds_count": rounds},
         "runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]},
         title, text, [(name, title)])
+
+
+def one_round(lab, network, n, options):
+    """In turn, and each round begins with another way."""
+    order = list(WAYS)[n % len(WAYS):] + list(WAYS)[:n % len(WAYS)]
+    for cpus, way in itertools.product(options.cpus, order):
+        say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
+        yield cpus, way, migrate(lab, network, way, cpus, options)
+
+
+def run(options):
+    about = bench.about()
+    results: dict[int, dict[str, list[Figures]]] = {cpus: {way: [] for way in WAYS} for cpus in options.cpus}
+    arm = options.arch == "aarch64"
+    network = None
+    try:
+        with Lab(name=below("bench-async", options.arch), memory_mb=3072, append=APPEND,
+                 extra=[] if arm else programs(), arch=options.arch) as lab:
+            network = None if arm else Network(lab, options.delay, 0)
+            for n in range(options.rounds):
+                for cpus, way, figures in list(one_round(lab, network, n, options)):
+                    results[cpus][way].append(figures)
+    finally:
+        # Of a run that is broken off, too
+        if results[options.cpus[0]]["stock"]:
+            write(about, network, results, options)
 
 
 def main():
@@ -192,7 +208,7 @@ def main():
                         help="of the background for each vCPU, per second (6)")
     parser.add_argument("--delay", type=int, default=4000, metavar="US", help="of each direction (4000)")
     parser.add_argument("--writers-only", action="store_true", help="no thread computes: the same work in each way")
-    parser.add_argument("--seconds", type=float, default=12, help="that are measured (12)")
+    parser.add_argument("--seconds", type=float, default=8, help="that are measured (8)")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 8)
     options.cpus = options.cpus or ([1] if options.quick else [1, 2, 4])

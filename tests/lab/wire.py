@@ -361,6 +361,21 @@ class End(Lie):
         send(END_OF_PAGES)
 
 
+class Says(Lie):
+    """Of a main channel: says `what` before a section of post-copy, when there is something to say."""
+
+    what = b""
+
+    def __call__(self, n: int, page: Page, send: Send) -> None:
+        send(page.pack())
+
+    def pass_on(self, data: bytes, send: Send) -> None:
+        if self.what and data[0] == VM_SECTION_PART:
+            send(self.what)
+            self.what = b""
+        send(data)
+
+
 class SamePart(Lie):
     """Sends one part of a huge page in place of each of them."""
 

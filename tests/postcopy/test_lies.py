@@ -7,7 +7,7 @@ import pytest
 
 from tests.lab.arches import choices
 from tests.lab.pair import MIB, Pair, until
-from tests.lab.wire import CHUNK, URGENT, Close, End, Never, Outside, SamePart, Short, Twice, Wire
+from tests.lab.wire import CHUNK, MAIN, URGENT, Close, End, Never, Outside, SamePart, Says, Short, Twice, Wire
 
 BACKENDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 
@@ -97,6 +97,25 @@ def test_same_part_of_a_huge_page(lab, backend):
         until(lambda: lie.page, "a page that begins with its first part")
         pair.wait_paused()
         pair.destination.wait_says(f"offset 0x{lie.told.address:x}")
+        pair.recover_and_finish()
+
+
+# QEMU_VM_COMMAND with MIG_CMD_POSTCOPY_LISTEN, _ADVISE and _PACKAGED; QEMU_VM_SECTION_FULL of section 1
+@pytest.mark.parametrize("what", [
+    pytest.param("08 0004 0000", id="LISTEN"),
+    pytest.param("08 0003 0010" + 16 * "00", id="ADVISE", marks=pytest.mark.slow),
+    pytest.param("08 0007 0004 00000001 ff", id="PACKAGED", marks=pytest.mark.slow),
+    pytest.param("04 00000001", id="device", marks=pytest.mark.slow),
+])
+def test_what_comes_before_postcopy(lab, what):
+    """The guest runs, and its source sends what belongs before that, or into the package of its devices."""
+    lie = Says()
+    with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
+        pair.postcopy(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
+        pair.destination.wait_event("timing")
+        lie.what = bytes.fromhex(what)
+        pair.wait_paused()
+        pair.destination.wait_says("received in postcopy")
         pair.recover_and_finish()
 
 
