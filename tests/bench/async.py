@@ -43,8 +43,8 @@ def total(line, thread):
 def at(points, x):
     """y there: between two points (x, y), as if it had advanced evenly."""
     for (a, y), (b, z) in itertools.pairwise(points):
-        if a < x <= b:
-            return y + (z - y) * (x - a) / (b - a)
+        if a <= x <= b:
+            return y + (z - y) * (x - a) / (b - a) if b > a else y
     raise ProgramError(f"nothing was seen at {x:.0f}: only from {points[0][0]:.0f} to {points[-1][0]:.0f}")
 
 
