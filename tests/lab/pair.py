@@ -209,11 +209,11 @@ class BaseSide(ABC):
         self.cmd("job-dismiss", id="job")
         return error
 
-    def add_disk(self) -> str:
+    def add_disk(self, size: int = 1 << 20) -> str:
         """An empty one, by the name "disk", into which snapshots can be saved; returns its image."""
         image = f"{self.lab.tmp}/{self.name}.qcow2"
         file = {"driver": "file", "filename": image}
-        for options in file | {"size": 0}, {"driver": "qcow2", "file": file, "size": 1 << 20}:
+        for options in file | {"size": 0}, {"driver": "qcow2", "file": file, "size": size}:
             error = self.run_job("blockdev-create", options=options)
             assert not error, error
         self.attach_disk(image)
