@@ -593,9 +593,10 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
 
 void postcopy_fault_channel_broken(MigrationIncomingState *mis)
 {
-    QEMU_LOCK_GUARD(&mis->from_src_file_mutex);
-    if (mis->from_src_file) {
-        qemu_file_shutdown(mis->from_src_file);
+    /* from_src_file is the same socket, but has another lock */
+    QEMU_LOCK_GUARD(&mis->rp_mutex);
+    if (mis->to_src_file) {
+        qemu_file_shutdown(mis->to_src_file);
     }
 }
 
