@@ -164,18 +164,19 @@ static void check(unsigned long page)
 static void *writer(void *opaque)
 {
     unsigned long n = (unsigned long)opaque;
-    unsigned long pages = P(MEM) * (1 << 20) / PAGE / P(WRITERS), first = n * pages;
+    unsigned long pages = P(MEM) * (1 << 20) / PAGE / P(WRITERS);
     unsigned long sweep = 0;
     uint64_t random = n + 1;
 
+    /* Every so many pages one, so that no writer's memory comes before the others' */
     for (;;) {
-        unsigned long page = first + (random = mix(random + 1)) % pages;
+        unsigned long page = n + (random = mix(random + 1)) % pages * P(WRITERS);
 
         check(page);
         generations[page]++;
         fill(page);
         if (atomic_fetch_add(&writes[n], 1) % 8 == 0) {
-            check(first + sweep);
+            check(n + sweep * P(WRITERS));
             if (++sweep == pages) {
                 sweep = 0;
                 atomic_fetch_add(&sweeps, 1);
