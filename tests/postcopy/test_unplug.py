@@ -11,6 +11,13 @@ SIZE_MB = 8
 DIMM = ("-object", f"memory-backend-ram,id=far,size={SIZE_MB}M", "-device", "pc-dimm,id=dimm,memdev=far")
 VIRTIO_MEM = ("-object", "memory-backend-ram,id=far,size=128M",
               "-device", "virtio-mem-pci,id=dimm,memdev=far,requested-size=0")
+# On the PCI bus; the first has a ROM, which is migrated.
+PCI_SLOT, ROM = 30, "/tmp/option.rom"
+PCI = {
+    "option-rom": ("-device", f"virtio-rng-pci,id=far,addr={PCI_SLOT:x},romfile={ROM}"),
+    "virtio-mem": (*VIRTIO_MEM[:-1], f"{VIRTIO_MEM[-1]},addr={PCI_SLOT:x}"),
+}
+UNRECEIVED = "'{}' cannot be unplugged before postcopy has received its memory"
 # What is freed does not look as it did.
 PERTURB = ("env", "MALLOC_PERTURB_=165")
 
@@ -41,7 +48,7 @@ def test_unplug(lab, exits):
         pair.postcopy(pair.wire(pair.listen(), lie=Block(b"far")).uri, bandwidth=4096)
         let_go(pair)
         until(lambda: (pair.faults() or {}).get("oldest", {}).get("ramblock") == "far", "a page is asked for")
-        with pytest.raises(ExecuteError, match="memory cannot be unplugged before postcopy has received"):
+        with pytest.raises(ExecuteError, match=UNRECEIVED.format("dimm")):
             destination.cmd("device_del", id="dimm")
         eject(destination)
         with pytest.raises(ExecuteError, match="in use"):
@@ -56,6 +63,36 @@ def test_unplug(lab, exits):
         destination.cmd("device_del", id="dimm")
         eject(destination)
         until(lambda: not destination.cmd("query-memory-devices"), "the device is unplugged")
+
+
+def eject_pci(side):
+    """The same for PCI: select the bus, and eject the device. Returns what QEMU says."""
+    side.hmp("o/w 0xae10 0")
+    return side.hmp(f"o/w 0xae08 {1 << PCI_SLOT:#x}")
+
+
+@pytest.mark.parametrize("device", ["option-rom", pytest.param("virtio-mem", marks=pytest.mark.slow)])
+def test_unplug_pci(lab, device):
+    """A PCI device stays until its memory has come, also if the guest ejects it unasked."""
+    name = "far" if device == "option-rom" else "dimm"
+    lab.write_file(ROM, bytes(64 << 10))
+    with Pair(lab, memory_mb="32,slots=1,maxmem=1G", source_options=PCI[device],
+              destination_options=PCI[device]) as pair:
+        destination = pair.destination
+        def there():
+            return name in (each["name"] for each in destination.cmd("qom-list", path="/machine/peripheral"))
+        pair.postcopy(bandwidth=4096)
+        until(lambda: destination.status() == "postcopy-active", "postcopy runs")
+        with pytest.raises(ExecuteError, match=UNRECEIVED.format(name)):
+            destination.cmd("device_del", id=name)
+        assert UNRECEIVED.format(name) in eject_pci(destination)
+        assert there()
+        pair.source.cmd("migrate-pause")
+        pair.wait_paused()
+        pair.recover_and_finish()
+        destination.cmd("device_del", id=name)
+        eject_pci(destination)
+        until(lambda: not there(), "the device is unplugged")
 
 
 @pytest.mark.parametrize("exits", ["on", pytest.param("off", marks=pytest.mark.slow)])
