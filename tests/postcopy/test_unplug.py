@@ -9,14 +9,12 @@ from tests.lab.wire import MAIN, Block, Endless
 
 SIZE_MB = 8
 DIMM = ("-object", f"memory-backend-ram,id=far,size={SIZE_MB}M", "-device", "pc-dimm,id=dimm,memdev=far")
-VIRTIO_MEM = ("-object", "memory-backend-ram,id=far,size=128M",
-              "-device", "virtio-mem-pci,id=dimm,memdev=far,requested-size=0")
-# On the PCI bus; the first has a ROM, which is migrated.
 PCI_SLOT, ROM = 30, "/tmp/option.rom"
-PCI = {
-    "option-rom": ("-device", f"virtio-rng-pci,id=far,addr={PCI_SLOT:x},romfile={ROM}"),
-    "virtio-mem": (*VIRTIO_MEM[:-1], f"{VIRTIO_MEM[-1]},addr={PCI_SLOT:x}"),
-}
+PCI = f"id=pci,addr={PCI_SLOT:x}"
+VIRTIO_MEM = ("-object", "memory-backend-ram,id=far,size=128M",
+              "-device", f"virtio-mem-pci,{PCI},memdev=far,requested-size=0")
+# The ROM is migrated.
+OPTION_ROM = ("-device", f"virtio-rng-pci,{PCI},romfile={ROM}")
 UNRECEIVED = "'{}' cannot be unplugged before postcopy has received its memory"
 # What is freed does not look as it did.
 PERTURB = ("env", "MALLOC_PERTURB_=165")
@@ -71,26 +69,26 @@ def eject_pci(side):
     return side.hmp(f"o/w 0xae08 {1 << PCI_SLOT:#x}")
 
 
-@pytest.mark.parametrize("device", ["option-rom", pytest.param("virtio-mem", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", [pytest.param(OPTION_ROM, id="option-rom"),
+                                    pytest.param(VIRTIO_MEM, id="virtio-mem", marks=pytest.mark.slow)])
 def test_unplug_pci(lab, device):
     """A PCI device stays until its memory has come, also if the guest ejects it unasked."""
-    name = "far" if device == "option-rom" else "dimm"
     lab.write_file(ROM, bytes(64 << 10))
-    with Pair(lab, memory_mb="32,slots=1,maxmem=1G", source_options=PCI[device],
-              destination_options=PCI[device]) as pair:
+    with Pair(lab, memory_mb="32,slots=1,maxmem=1G", source_options=device,
+              destination_options=device) as pair:
         destination = pair.destination
         def there():
-            return name in (each["name"] for each in destination.cmd("qom-list", path="/machine/peripheral"))
+            return "pci" in (each["name"] for each in destination.cmd("qom-list", path="/machine/peripheral"))
         pair.postcopy(bandwidth=4096)
         until(lambda: destination.status() == "postcopy-active", "postcopy runs")
-        with pytest.raises(ExecuteError, match=UNRECEIVED.format(name)):
-            destination.cmd("device_del", id=name)
-        assert UNRECEIVED.format(name) in eject_pci(destination)
+        with pytest.raises(ExecuteError, match=UNRECEIVED.format("pci")):
+            destination.cmd("device_del", id="pci")
+        assert UNRECEIVED.format("pci") in eject_pci(destination)
         assert there()
         pair.source.cmd("migrate-pause")
         pair.wait_paused()
         pair.recover_and_finish()
-        destination.cmd("device_del", id=name)
+        destination.cmd("device_del", id="pci")
         eject_pci(destination)
         until(lambda: not there(), "the device is unplugged")
 
