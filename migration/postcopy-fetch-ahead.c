@@ -102,6 +102,7 @@ bool postcopy_fetch_ahead(PostcopyFetchAhead *ahead,
                           const PostcopyFault *fault, bool request)
 {
     PostcopyFetchStreams *streams;
+    PostcopyFetchChannel *ch;
     PostcopyFrame frame;
     PostcopyPage first;
     uint64_t mask;
@@ -117,6 +118,8 @@ bool postcopy_fetch_ahead(PostcopyFetchAhead *ahead,
     if (!mask) {
         return false;
     }
+    /* All by the same one, and after the last the buffer is empty */
+    ch = postcopy_fetch_channel(mis, page);
     if (request && step != -1 &&
         postcopy_page_at(page, step).host == first.host) {
         /* One with the others */
@@ -125,14 +128,14 @@ bool postcopy_fetch_ahead(PostcopyFetchAhead *ahead,
     } else if (request) {
         /* What is missed now comes first */
         frame = postcopy_fetch_pages(page, 1, 0, 1);
-        postcopy_fetch_send_request(mis, page, &frame, true);
+        postcopy_fetch_send_request(ch, &frame, true);
     }
     while (mask) {
         unsigned at = ctz64(mask), n = cto64(mask >> at);
 
         mask &= ~MAKE_64BIT_MASK(at, n);
         frame = postcopy_fetch_pages(&first, step, at, n);
-        postcopy_fetch_send_request(mis, page, &frame, mask);
+        postcopy_fetch_send_request(ch, &frame, mask);
     }
     return true;
 }

@@ -29,15 +29,21 @@
 #include "yank_functions.h"
 
 /*
- * Pages that lie so near each other are on the same channel: they come
- * together, and are asked for together
+ * Pages that lie so near each other are on the same channel, as long as the
+ * number of those in use stays: they come together, and are asked for together
  */
 #define POSTCOPY_FETCH_REGION (64 * KiB)
+
+/*
+ * So many outstanding pages are left to one channel before another one is used:
+ * a thread that has more to do sleeps less often, and so does the source's
+ */
+#define POSTCOPY_FETCH_SHARE 4
 
 /* Of pages, that much is placed at a time: QEMUFile's buffer is 32 KiB */
 #define POSTCOPY_FETCH_PART (16 * KiB)
 
-typedef struct PostcopyFetchChannel {
+struct PostcopyFetchChannel {
     MigrationIncomingState *mis;
     unsigned id;
     /* Protects what is below, and each request until it is in out */
@@ -54,7 +60,7 @@ typedef struct PostcopyFetchChannel {
     QEMUFile *out;
     /* Block of the last frame in out */
     RAMBlock *last;
-} PostcopyFetchChannel;
+};
 
 typedef struct PostcopyFetch {
     PostcopyFetchChannel channels[POSTCOPY_FETCH_CHANNELS_MAX];
@@ -71,16 +77,19 @@ typedef struct PostcopyFetch {
     QemuCond changed;
 } PostcopyFetch;
 
-static PostcopyFetchChannel *postcopy_fetch_channel(MigrationIncomingState *mis,
-                                                    const PostcopyPage *page)
+PostcopyFetchChannel *postcopy_fetch_channel(MigrationIncomingState *mis,
+                                             const PostcopyPage *page)
 {
     uint64_t region = (uintptr_t)page->host / MAX(page->size,
                                                   POSTCOPY_FETCH_REGION);
+    unsigned outstanding = postcopy_requests_number(mis->page_requests);
+    unsigned n = MIN(DIV_ROUND_UP(outstanding, POSTCOPY_FETCH_SHARE),
+                     migrate_postcopy_fetch_channels());
 
     /* Fibonacci hashing: what strides evenly uses all channels, too */
     region *= 0x9e3779b97f4a7c15;
-    return &mis->fetch->channels[(region >> 32) %
-                                 migrate_postcopy_fetch_channels()];
+    /* The page itself may have come by the main channel since */
+    return &mis->fetch->channels[(region >> 32) % MAX(n, 1)];
 }
 
 /* Requesting: PostcopyFaultChannels */
@@ -90,17 +99,14 @@ static bool postcopy_fetch_used(void)
     return migrate_postcopy_fetch_channels();
 }
 
-int postcopy_fetch_send_request(MigrationIncomingState *mis,
-                                const PostcopyPage *near,
+int postcopy_fetch_send_request(PostcopyFetchChannel *ch,
                                 const PostcopyFrame *request, bool more)
 {
-    PostcopyFetchChannel *ch = postcopy_fetch_channel(mis, near);
-
     QEMU_LOCK_GUARD(&ch->lock);
     if (!ch->active) {
         return -EIO;
     }
-    stat64_add(&mis->fetch->counts[ch->id].requests, 1);
+    stat64_add(&ch->mis->fetch->counts[ch->id].requests, 1);
     postcopy_frame_put(ch->out, request, &ch->last);
     return more ? 0 : qemu_fflush(ch->out);
 }
@@ -115,7 +121,8 @@ static int postcopy_fetch_request(MigrationIncomingState *mis,
         .length = page->size,
     };
 
-    return postcopy_fetch_send_request(mis, page, &request, more);
+    return postcopy_fetch_send_request(postcopy_fetch_channel(mis, page),
+                                       &request, more);
 }
 
 static void postcopy_fetch_flush(MigrationIncomingState *mis)

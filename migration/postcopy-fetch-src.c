@@ -30,6 +30,12 @@
 #include "trace.h"
 #include "yank_functions.h"
 
+/*
+ * So much of answers, in bytes, is sent by one system call: what the
+ * destination reads by one.  The first of them waits for the last.
+ */
+#define POSTCOPY_FETCH_BATCH (32 * KiB)
+
 /* Around a page that was requested, zeros are looked for: in bytes, aligned */
 #define POSTCOPY_FETCH_ZEROS (256 * KiB)
 
@@ -47,6 +53,8 @@ typedef struct PostcopyFetchSource {
     QEMUFile *out;
     /* Block of the last frame in out */
     RAMBlock *last;
+    /* Bytes of pages in out's buffer */
+    size_t unsent;
     /* Atomic: that its connection ends is no error any more */
     bool ended;
 } PostcopyFetchSource;
@@ -273,6 +281,7 @@ static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
             stat64_add(&mig_stats.normal_pages, pages);
             stat64_add(&counts->pages, frame.length / qemu_ram_pagesize(rb));
             ram_transferred_add(frame.length);
+            ch->unsent += frame.length;
             qemu_put_buffer_async(ch->out, rb->host + start, frame.length,
                                   release);
         }
@@ -309,9 +318,19 @@ static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
     }
 }
 
-/* What was sent, or is on its way by the main channel, is left out */
+/* With the channel's lock */
+static int postcopy_fetch_flush(PostcopyFetchSource *ch)
+{
+    ch->unsent = 0;
+    return qemu_fflush(ch->out);
+}
+
+/*
+ * What was sent, or is on its way by the main channel, is left out.  @more: the
+ * next request is there already, and its answer may go with this one.
+ */
 static int postcopy_fetch_serve(PostcopyFetchSource *ch,
-                                const PostcopyFrame *frame)
+                                const PostcopyFrame *frame, bool more)
 {
     ram_addr_t start = frame->offset;
     bool zeros = false;
@@ -326,10 +345,13 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
             at = run_end;
         }
     }
-    if (!qemu_fflush(ch->out) && zeros) {
+    if (more && !zeros && ch->unsent < POSTCOPY_FETCH_BATCH) {
+        return qemu_file_get_error(ch->out);
+    }
+    if (!postcopy_fetch_flush(ch) && zeros) {
         postcopy_fetch_put_zeros(ch, frame->rb, frame->offset);
     }
-    return qemu_fflush(ch->out);
+    return postcopy_fetch_flush(ch);
 }
 
 /* Something is wrong with one channel: break all, so that postcopy pauses */
@@ -370,7 +392,8 @@ static void *postcopy_fetch_source_thread(void *opaque)
                    frame.length / qemu_ram_pagesize(frame.rb));
         trace_postcopy_fetch_request(ch->id, frame.rb->idstr, frame.offset,
                                      frame.length, frame.more, frame.step);
-        if (postcopy_fetch_serve(ch, &frame)) {
+        if (postcopy_fetch_serve(ch, &frame,
+                                 postcopy_frame_is_there(ch->in))) {
             qemu_file_get_error_obj(ch->out, &err);
             break;
         }

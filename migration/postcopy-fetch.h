@@ -3,7 +3,7 @@
  *
  * Connections beside the main one (parameter postcopy-fetch-channels).  The
  * destination sends page requests on them, and the source the pages that were
- * requested, each on the same channel.  A page's address tells its channel.
+ * requested, each on the same channel.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

@@ -177,3 +177,14 @@ bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
     }
     return postcopy_frame_check(frame, from_source, errp);
 }
+
+bool postcopy_frame_is_there(QEMUFile *f)
+{
+    size_t there = qemu_file_buffered(f);
+    PostcopyFrameHeader *header;
+
+    /* Does not wait for what is there */
+    return there >= sizeof(*header) &&
+           qemu_peek_buffer(f, (uint8_t **)&header, sizeof(*header), 0) &&
+           there >= sizeof(*header) + header->name_length;
+}

@@ -48,6 +48,8 @@ struct PostcopyRequests {
     bool active;
     /* Address of a host page -> PostcopyRequest */
     GHashTable *pages;
+    /* How many there are.  Atomic: read without the lock */
+    unsigned number;
     /* Entries that the sender is to send */
     QTAILQ_HEAD(, PostcopyRequest) deferred;
     /* Pages that are being placed, PostcopyClaimed: one for each channel */
@@ -68,6 +70,12 @@ struct PostcopyRequests {
 
 typedef QSLIST_HEAD(, PostcopyWaiter) PostcopyWaiterList;
 
+/* Under the lock, after entries have come or gone */
+static void postcopy_requests_counted(PostcopyRequests *r)
+{
+    qatomic_set(&r->number, g_hash_table_size(r->pages));
+}
+
 static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
                                     const PostcopyPage *page)
 {
@@ -79,6 +87,8 @@ static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
         req = g_new(PostcopyRequest, 1);
     }
     *req = (PostcopyRequest) { .page = *page, .since = get_clock() };
+    g_hash_table_insert(r->pages, page->host, req);
+    postcopy_requests_counted(r);
     return req;
 }
 
@@ -215,6 +225,7 @@ void postcopy_requests_stop(PostcopyRequests *r)
             postcopy_request_end(r, value, &wake);
         }
         g_hash_table_remove_all(r->pages);
+        postcopy_requests_counted(r);
     }
     postcopy_wake_waiters(&wake);
 }
@@ -287,7 +298,6 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
         req = g_hash_table_lookup(r->pages, page->host);
         if (!req) {
             req = postcopy_request_new(r, page);
-            g_hash_table_insert(r->pages, page->host, req);
             r->counts.requests++;
             state = POSTCOPY_PAGE_REQUEST;
         } else if (req->ahead) {
@@ -331,7 +341,6 @@ uint64_t postcopy_requests_ahead(PostcopyRequests *r, const PostcopyPage *page,
         }
         req = postcopy_request_new(r, &each);
         req->ahead = true;
-        g_hash_table_insert(r->pages, each.host, req);
         r->counts.ahead++;
         mask |= 1ull << i;
     }
@@ -438,6 +447,7 @@ static bool postcopy_request_come(PostcopyRequests *r, const PostcopyPage *page,
     }
     postcopy_request_end(r, req, wake);
     g_hash_table_remove(r->pages, page->host);
+    postcopy_requests_counted(r);
     return uffd;
 }
 
@@ -640,6 +650,11 @@ unsigned postcopy_requests_outstanding(PostcopyRequests *r,
         }
     }
     return g_hash_table_size(r->pages);
+}
+
+unsigned postcopy_requests_number(PostcopyRequests *r)
+{
+    return qatomic_read(&r->number);
 }
 
 void postcopy_waiter_init(PostcopyWaiter *waiter)

@@ -296,6 +296,9 @@ typedef struct PostcopyOldest {
 unsigned postcopy_requests_outstanding(PostcopyRequests *r,
                                        PostcopyOldest *oldest);
 
+/* The same, about: takes no lock */
+unsigned postcopy_requests_number(PostcopyRequests *r);
+
 void postcopy_waiter_init(PostcopyWaiter *waiter);
 void postcopy_waiter_destroy(PostcopyWaiter *waiter);
 

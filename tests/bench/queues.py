@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A closed network of queues: vCPUs fault, and threads serve the faults one after the other, on some processors.
 
-A vCPU's cycle is a list of steps, each work of a thread: of the vCPU's own, or of a server that all
-share. A server can have several threads, as there are channels: each fault picks one channel, at random,
-for all its steps. A thread that has nothing to do sleeps, and its next job costs more; one that goes on
-from one job to the next does not. Who is woken gets an idle processor if there is one, after some time in
-which nobody works; otherwise that of the waker, when it has ended.
+A vCPU's cycle is a list of steps, each work of a thread: of the vCPU's own, as the first and the last, or of a
+server that all share. A server can have several threads, as there are channels: each fault picks one channel, at
+random, for all its steps, and while few faults are outstanding, one of few channels. A thread that has nothing to do
+sleeps, and its next job costs more; one that goes on from one job to the next does not. Who is woken gets an idle
+processor if there is one, after some time in which nobody works; otherwise that of the waker, when it has ended.
 """
 import heapq
 import random
@@ -17,6 +17,7 @@ Step = namedtuple("Step", "server slept_us work_us threads", defaults=(1,))
 Result = namedtuple("Result", "faults_per_s span_us busy_share")
 SPREAD = (0.5, 1.5)     # of a job's time, evenly
 WARM_UP = 0.2           # share of the faults that do not count
+SHARE = 4               # outstanding faults for each channel in use, as POSTCOPY_FETCH_SHARE
 
 
 def simulate(steps, vcpus, processors, wake_us, faults=6000, seed=1):
@@ -28,6 +29,8 @@ def simulate(steps, vcpus, processors, wake_us, faults=6000, seed=1):
     threads = {step.server: step.threads for step in steps if step.server}
     worked = dict.fromkeys(threads, 0.0)
     channel = [0] * vcpus
+    channels = max(threads.values(), default=1)
+    outstanding = 0
     ready: deque[tuple[int, int, float]] = deque()  # vCPU, step, us: they want a processor
     ends: list[tuple[float, int, int, int]] = []    # time, number of the job, vCPU, step
     started = [0.0] * vcpus
@@ -39,8 +42,12 @@ def simulate(steps, vcpus, processors, wake_us, faults=6000, seed=1):
         return (step.server, channel[vcpu] % step.threads) if step.server else None
 
     def arrive(vcpu, at):
-        if not at:
-            channel[vcpu] = rng.randrange(1 << 20)
+        nonlocal outstanding
+        if at == 1:
+            outstanding += 1
+            channel[vcpu] = rng.randrange(min(channels, -(-outstanding // SHARE)))
+        elif at == len(steps) - 1:
+            outstanding -= 1
         thread = thread_of(vcpu, at)
         if thread and awake[thread]:
             waiting[thread].append((vcpu, at))

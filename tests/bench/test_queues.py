@@ -22,11 +22,17 @@ def test_slowest_server_decides():
 
 
 def test_channels_share_the_work():
-    cycle = [Step(None, 10, 10), Step("a", 40, 20, threads=4), Step("b", 30, 30, threads=4)]
+    cycle = [Step(None, 10, 10), Step("a", 40, 20, threads=4), Step("b", 30, 30, threads=4), Step(None, 1, 1)]
     result = simulate(cycle, vcpus=400, processors=500, wake_us=5, faults=20000)
     # By chance, some of them wait for nothing at times.
     assert 0.9 * 4e6 / 30 < result.faults_per_s < 1.01 * 4e6 / 30
     assert result.busy_share["b"] > 0.9
+
+
+def test_few_faults_use_one_channel():
+    cycle = [Step(None, 1, 1), Step("a", 30, 30, threads=8), Step(None, 1, 1)]
+    result = simulate(cycle, vcpus=4, processors=50, wake_us=0)
+    assert result.faults_per_s == pytest.approx(1e6 / 30, rel=0.03)
 
 
 def test_one_processor_does_all_the_work():

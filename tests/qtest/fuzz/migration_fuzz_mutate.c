@@ -30,6 +30,11 @@
 #define RP_REQ_PAGES_ID     4
 #define RP_RECV_BITMAP      5
 #define RP__MAX             8
+/* Of migration/postcopy-frame.h */
+#define FRAME_PAGES         2
+#define FRAME_END           4
+#define FRAME_HEAD          20
+#define FRAME_MAX           (1 << 20)
 
 #define MAX_COPIES          4096
 
@@ -101,6 +106,43 @@ static size_t find_page(GArray *pieces, const uint8_t *p, size_t at,
         n += name;
     }
     n += flag == RAM_PAGE ? FUZZ_PAGE : flag == RAM_ZERO ? 1 : 0;
+    n = MIN(n, size);
+    piece(pieces, ITEM, at, n);
+    return n;
+}
+
+/* A fetch channel's hello or frame */
+static size_t find_frame(GArray *pieces, const uint8_t *p, size_t at,
+                         size_t size)
+{
+    uint8_t type = p[at];
+    uint64_t offset;
+    uint32_t length;
+    size_t n;
+
+    if (size >= 12 && !memcmp(p + at, "QPFC", 4)) {
+        for (size_t i = 4; i < 12; i += 2) {
+            piece(pieces, NUMBER, at + i, 2);
+        }
+        piece(pieces, ITEM, at, 12);
+        return 12;
+    }
+    if (size < FRAME_HEAD || !type || type > FRAME_END) {
+        return 0;
+    }
+    length = ldl_be_p(p + at + 4);
+    offset = ldq_be_p(p + at + 8);
+    /* Only the end has no pages */
+    if (!length != (type == FRAME_END) || length > FRAME_MAX ||
+        length % FUZZ_PAGE || offset % FUZZ_PAGE || offset >> 32) {
+        return 0;
+    }
+    piece(pieces, NUMBER, at, 2);
+    piece(pieces, NUMBER, at + 2, 2);
+    piece(pieces, NUMBER, at + 4, 4);
+    piece(pieces, NUMBER, at + 8, 8);
+    piece(pieces, NUMBER, at + 16, 4);
+    n = FRAME_HEAD + p[at + 1] + (type == FRAME_PAGES ? length : 0);
     n = MIN(n, size);
     piece(pieces, ITEM, at, n);
     return n;
@@ -188,9 +230,12 @@ static GArray *find_pieces(const uint8_t *p, size_t size)
     size_t at = 0, n;
 
     while (at < size) {
-        n = fuzz_side == FUZZ_SOURCE ?
-            find_in_return_path(pieces, p, at, size - at) :
-            find_in_stream(pieces, p, at, size - at);
+        n = find_frame(pieces, p, at, size - at);
+        if (!n) {
+            n = fuzz_side == FUZZ_SOURCE ?
+                find_in_return_path(pieces, p, at, size - at) :
+                find_in_stream(pieces, p, at, size - at);
+        }
         if (!n) {
             n = name_at(p + at, size - at);
             if (n) {
@@ -243,6 +288,10 @@ static const Message stream_messages[] = {
       "\0\0\0\x01" "\0\0\0\0\0\0\0\x01" "\0\0\0\x25" "\0\0\0\0\0\0\0\x01"
       "\0\0\0\0\0\0\0\x01" "\0\x10\0\0" "\0\x10\0\0" "\0\0\0\x01"
       "\0\0\0\0" "\0\0\0\0\0\0\0\x01" "\x7e\0\0\0\x63"),
+    T("\x03\x06\0\0" "\0\0\x10\0" "\0\0\0\0\0\0\x40\0" "\0\0\0\0" "pc.ram"),
+                                                        /* a frame of zeros */
+    T("\x03\0\0\0" "\0\0\x20\0" "\0\0\0\0\0\0\x50\0" "\0\0\0\0"),
+    T("\x04\0\0\0" "\0\0\0\0" "\0\0\0\0\0\0\0\0" "\0\0\0\0"),  /* the end */
 };
 
 static const Message return_path_messages[] = {
@@ -255,6 +304,9 @@ static const Message return_path_messages[] = {
     T("\0\x05\0\x07\x06pc.ram\0\0\0\0\0\0\0\x40"),      /* RECV_BITMAP */
     T("\0\x06\0\x04\0\0\0\x01"),                        /* RESUME_ACK */
     T("\0\x07\0\0"),                                    /* SWITCHOVER_ACK */
+    T("\x01\x06\0\0" "\0\0\x10\0" "\0\0\0\0\0\0\x40\0" "\0\0\0\0" "pc.ram"),
+                                                        /* a fetch request */
+    T("\x01\0\0\x03" "\0\0\x10\0" "\0\0\0\0\0\0\x90\0" "\xff\xff\xf0\0"),
 };
 
 static const char *const names[] = {
