@@ -247,45 +247,52 @@ static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
     return at - offset;
 }
 
-/*
- * Pages that are in no bitmap any more.  With the channel's lock.  Returns
- * whether any of them was all zeros.
- */
+/* Pages that are in no bitmap any more.  With the channel's lock. */
+static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
+                                     ram_addr_t start, ram_addr_t length,
+                                     bool zero)
+{
+    PostcopyFrame frame = {
+        .type = zero ? POSTCOPY_FRAME_ZERO : POSTCOPY_FRAME_PAGES,
+        .rb = rb,
+        .offset = start,
+        .length = length,
+    };
+    PostcopyFetchCounts *counts = &ch->s->fetch_counts[ch->id];
+    bool release = migrate_release_ram() && migration_in_postcopy();
+    uint64_t pages = length / qemu_target_page_size();
+
+    trace_postcopy_fetch_send(ch->id, rb->idstr, start, length, zero);
+    postcopy_frame_put(ch->out, &frame, &ch->last);
+    stat64_add(&counts->frames, 1);
+    if (zero) {
+        stat64_add(&mig_stats.zero_pages, pages);
+        stat64_add(&counts->zero_pages, length / qemu_ram_pagesize(rb));
+        if (release) {
+            ram_discard_range(rb->idstr, start, length);
+        }
+    } else {
+        stat64_add(&mig_stats.normal_pages, pages);
+        stat64_add(&counts->pages, length / qemu_ram_pagesize(rb));
+        ram_transferred_add(length);
+        ch->unsent += length;
+        qemu_put_buffer_async(ch->out, rb->host + start, length, release);
+    }
+}
+
+/* The same, and returns whether any of them was all zeros */
 static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
                                ram_addr_t start, ram_addr_t end)
 {
-    PostcopyFetchCounts *counts = &ch->s->fetch_counts[ch->id];
-    bool release = migrate_release_ram() && migration_in_postcopy();
     bool zeros = false;
 
     while (start < end) {
-        PostcopyFrame frame = { .rb = rb, .offset = start };
-        uint64_t pages;
         bool zero;
+        ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
 
-        frame.length = postcopy_fetch_alike(rb, start, end, &zero);
-        frame.type = zero ? POSTCOPY_FRAME_ZERO : POSTCOPY_FRAME_PAGES;
-        trace_postcopy_fetch_send(ch->id, rb->idstr, start, frame.length, zero);
-        postcopy_frame_put(ch->out, &frame, &ch->last);
-        pages = frame.length / qemu_target_page_size();
-        stat64_add(&counts->frames, 1);
-        if (zero) {
-            zeros = true;
-            stat64_add(&mig_stats.zero_pages, pages);
-            stat64_add(&counts->zero_pages, frame.length /
-                                            qemu_ram_pagesize(rb));
-            if (release) {
-                ram_discard_range(rb->idstr, start, frame.length);
-            }
-        } else {
-            stat64_add(&mig_stats.normal_pages, pages);
-            stat64_add(&counts->pages, frame.length / qemu_ram_pagesize(rb));
-            ram_transferred_add(frame.length);
-            ch->unsent += frame.length;
-            qemu_put_buffer_async(ch->out, rb->host + start, frame.length,
-                                  release);
-        }
-        start += frame.length;
+        postcopy_fetch_put_alike(ch, rb, start, length, zero);
+        zeros |= zero;
+        start += length;
     }
     return zeros;
 }
@@ -311,9 +318,15 @@ static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
     for (unsigned i = 0; i < 64 && mask >> i; i++) {
         ram_addr_t at = begin + i * size, behind;
 
-        if ((mask & (1ull << i)) && buffer_is_zero(rb->host + at, size) &&
-            ram_claim_host_pages(rb, &at, at + size, &behind)) {
-            postcopy_fetch_put(ch, rb, at, behind);
+        while (i < 64 && (mask & (1ull << i)) &&
+               buffer_is_zero(rb->host + begin + i * size, size)) {
+            i++;
+        }
+        end = begin + i * size;
+        /* What another thread has sent since is left out */
+        while (at < end && ram_claim_host_pages(rb, &at, end, &behind)) {
+            postcopy_fetch_put_alike(ch, rb, at, behind - at, true);
+            at = behind;
         }
     }
 }

@@ -121,6 +121,15 @@ static void count(PostcopyRequests *r, unsigned *pages)
     }
 }
 
+/* No other thread has any */
+static unsigned outstanding(PostcopyRequests *r, PostcopyOldest *oldest)
+{
+    unsigned n = postcopy_requests_outstanding(r, oldest);
+
+    g_assert_cmpuint(postcopy_requests_number(r), ==, n);
+    return n;
+}
+
 static void test_once(void)
 {
     PostcopyRequests *r = setup();
@@ -128,7 +137,7 @@ static void test_once(void)
     PostcopyOldest oldest;
     unsigned pages[PAGES];
 
-    g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 0);
+    g_assert_cmpuint(outstanding(r, &oldest), ==, 0);
     g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_REQUEST);
     g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_REQUESTED);
     g_assert_cmpint(begin(r, 2, NULL), ==, POSTCOPY_PAGE_REQUEST);
@@ -138,10 +147,10 @@ static void test_once(void)
     g_assert_cmpuint(pages[2], ==, 1);
     g_assert_cmpuint(pages[3], ==, 0);
 
-    g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 2);
+    g_assert_cmpuint(outstanding(r, &oldest), ==, 2);
     g_assert_cmpuint(oldest.page.start, ==, PAGE);
     complete(r, 1);
-    g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 1);
+    g_assert_cmpuint(outstanding(r, &oldest), ==, 1);
     g_assert_cmpuint(oldest.page.start, ==, 2 * PAGE);
     g_assert_cmpint(begin(r, 1, NULL), ==, POSTCOPY_PAGE_RECEIVED);
     count(r, pages);
@@ -473,7 +482,7 @@ static void test_stop_wakes(void)
     qemu_thread_join(&thread);
     g_assert_true(w.placed);
     g_assert_true(postcopy_requests_wait_empty(r, 0));
-    g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 0);
+    g_assert_cmpuint(outstanding(r, &oldest), ==, 0);
     postcopy_waiter_destroy(&w.waiter);
     postcopy_requests_free(r);
 }
@@ -490,7 +499,7 @@ static void test_ahead(void)
     complete(r, 9);
     begin(r, 11, NULL);
     g_assert_cmphex(postcopy_requests_ahead(r, &first, 1, 5), ==, 0x15);
-    g_assert_cmpuint(postcopy_requests_outstanding(r, &oldest), ==, 4);
+    g_assert_cmpuint(outstanding(r, &oldest), ==, 4);
     g_assert_cmpuint(oldest.page.start, ==, 11 * PAGE);
 
     g_assert_cmpint(begin(r, 10, NULL), ==, POSTCOPY_PAGE_REQUESTED);
