@@ -13,7 +13,8 @@ FORK = BUILD / "fork"
 TESTED = os.environ.get("TESTED", "fork")
 # A sanitizer makes QEMU slow, and lets it use memory of its own.
 SANITIZED = TESTED in ("asan", "tsan")
-PATIENCE = 5 if SANITIZED else 1
+# Times the seconds after which until() takes something for hung: other machines are slow, or busy.
+PATIENCE = 10 if SANITIZED else 3
 
 
 def below(name: str, arch: str) -> str:
