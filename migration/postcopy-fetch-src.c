@@ -10,8 +10,10 @@
  */
 
 #include "qemu/osdep.h"
+#include "qemu/bitops.h"
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"
+#include "qemu/host-utils.h"
 #include "qemu/lockable.h"
 #include "qemu/rcu.h"
 #include "qemu/units.h"
@@ -315,14 +317,17 @@ static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
     /* A discarded page must not be read; one that has been sent need not be */
     mask = memory_region_has_ram_discard_manager(rb->mr)
            ? 0 : ram_dirty_host_pages(rb, begin, MIN(n, 64));
-    for (unsigned i = 0; i < 64 && mask >> i; i++) {
-        ram_addr_t at = begin + i * size, behind;
-
-        while (i < 64 && (mask & (1ull << i)) &&
-               buffer_is_zero(rb->host + begin + i * size, size)) {
-            i++;
+    for (uint64_t rest = mask; rest; rest &= rest - 1) {
+        if (!buffer_is_zero(rb->host + begin + ctz64(rest) * size, size)) {
+            mask &= ~(1ull << ctz64(rest));
         }
-        end = begin + i * size;
+    }
+    while (mask) {
+        unsigned first = ctz64(mask), pages = cto64(mask >> first);
+        ram_addr_t at = begin + first * size, behind;
+
+        mask &= ~MAKE_64BIT_MASK(first, pages);
+        end = at + pages * size;
         /* What another thread has sent since is left out */
         while (at < end && ram_claim_host_pages(rb, &at, end, &behind)) {
             postcopy_fetch_put_alike(ch, rb, at, behind - at, true);

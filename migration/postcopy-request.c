@@ -447,7 +447,6 @@ static bool postcopy_request_come(PostcopyRequests *r, const PostcopyPage *page,
     }
     postcopy_request_end(r, req, wake);
     g_hash_table_remove(r->pages, page->host);
-    postcopy_requests_counted(r);
     return uffd;
 }
 
@@ -467,6 +466,7 @@ bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
 
             uffd |= postcopy_request_come(r, &each, &wake);
         }
+        postcopy_requests_counted(r);
         postcopy_claim_end(r, page);
         if (woke || uffd) {
             r->counts.wakes++;
