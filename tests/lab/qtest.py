@@ -11,6 +11,7 @@ from typing import Self
 from tests.lab.lab import Place
 
 PORT = {"source": 4005, "destination": 4006}
+PCI_DATA = 0xcfc
 
 
 class Qtest:
@@ -41,6 +42,10 @@ class Qtest:
     def cmd(self, *words: int | str) -> list[str]:
         self.send(*words)
         return self.answer()
+
+    def pci_select(self, slot: int, register: int) -> None:
+        """The next access to port PCI_DATA is to a device of the first bus."""
+        self.cmd("outl", 0xcf8, 1 << 31 | slot << 11 | register)
 
     def memset(self, address: int, size: int, value: int) -> None:
         self.cmd("memset", address, size, value)
@@ -80,8 +85,8 @@ class Balloon:
         return ["-device", f"virtio-balloon-pci,addr={cls.SLOT:#x},disable-modern=on"]
 
     def _config(self, register: int, value: int) -> None:
-        self.qtest.cmd("outl", 0xcf8, 1 << 31 | self.SLOT << 11 | register)
-        self.qtest.cmd("outl", 0xcfc, value)
+        self.qtest.pci_select(self.SLOT, register)
+        self.qtest.cmd("outl", PCI_DATA, value)
 
     def _out(self, width: str, register: int, value: int) -> None:
         self.qtest.cmd(f"out{width}", self.IO + register, value)

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Memory devices on the destination: one that is unplugged, and one that has no memory yet."""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab import guest
 from tests.lab.pair import INJECT, Pair, until
+from tests.lab.qtest import PCI_DATA, Qtest
 from tests.lab.wire import MAIN, Block, Endless
 
 SIZE_MB = 8
 DIMM = ("-object", f"memory-backend-ram,id=far,size={SIZE_MB}M", "-device", "pc-dimm,id=dimm,memdev=far")
-PCI_SLOT, ROM = 30, "/tmp/option.rom"
-PCI = f"id=pci,addr={PCI_SLOT:x}"
-VIRTIO_MEM = ("-object", "memory-backend-ram,id=far,size=128M",
-              "-device", f"virtio-mem-pci,{PCI},memdev=far,requested-size=0")
+PCI_SLOT, ROM = 28, "/tmp/option.rom"
+VIRTIO_MEM = ("-object", "memory-backend-ram,id=far,size=128M", "-device", "virtio-mem-pci,memdev=far,requested-size=0")
 # The ROM is migrated.
-OPTION_ROM = ("-device", f"virtio-rng-pci,{PCI},romfile={ROM}")
+OPTION_ROM = ("-device", f"virtio-rng-pci,romfile={ROM}")
+# Where PCIe's capability is in a root port, and where the registers of SHPC are put.
+EXPRESS, SHPC_ADDRESS = 0x54, 0xe0000000
 UNRECEIVED = "'{}' cannot be unplugged before postcopy has received its memory"
 # What is freed does not look as it did.
 PERTURB = ("env", "MALLOC_PERTURB_=165")
@@ -63,33 +67,73 @@ def test_unplug(lab, exits):
         until(lambda: not destination.cmd("query-memory-devices"), "the device is unplugged")
 
 
-def eject_pci(side):
-    """The same for PCI: select the bus, and eject the device. Returns what QEMU says."""
-    side.hmp("o/w 0xae10 0")
-    return side.hmp(f"o/w 0xae08 {1 << PCI_SLOT:#x}")
+def eject_by_acpi(qtest):
+    """Select the bus, and eject the device."""
+    qtest.cmd("outl", 0xae10, 0)
+    qtest.cmd("outl", 0xae08, 1 << PCI_SLOT)
 
 
-@pytest.mark.parametrize("device", [pytest.param(OPTION_ROM, id="option-rom"),
-                                    pytest.param(VIRTIO_MEM, id="virtio-mem", marks=pytest.mark.slow)])
-def test_unplug_pci(lab, device):
+def power_off(qtest):
+    """The slot of PCIe, by its control register."""
+    qtest.pci_select(PCI_SLOT, EXPRESS + 0x18)
+    qtest.cmd("outw", PCI_DATA, 0x700)
+
+
+def power_off_by_shpc(qtest):
+    """A slot of the standard hot-plug controller, which is in the bridge's first BAR."""
+    qtest.pci_select(PCI_SLOT, 0x10)
+    qtest.cmd("outl", PCI_DATA, SHPC_ADDRESS)
+    qtest.pci_select(PCI_SLOT, 4)
+    qtest.cmd("outw", PCI_DATA, 2)
+    qtest.write(SHPC_ADDRESS + 0x14, bytes([0x3f, 1]))
+
+
+@dataclass
+class Hotplug:
+    machine: str
+    """What is in PCI_SLOT, if not the device itself."""
+    behind: Sequence[str]
+    address: str
+    eject: Callable[[Qtest], None]
+
+
+HOTPLUG = {"acpi": Hotplug("pc", (), f"addr={PCI_SLOT:#x}", eject_by_acpi),
+           "pcie": Hotplug("q35", ("-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
+                                   "-device", f"pcie-root-port,id=root-port,chassis=1,addr={PCI_SLOT:#x}"),
+                           "bus=root-port", power_off),
+           "shpc": Hotplug("pc", ("-global", "PIIX4_PM.acpi-pci-hotplug-with-bridge-support=off",
+                                  "-device", f"pci-bridge,id=bridge,chassis_nr=1,shpc=on,addr={PCI_SLOT:#x}"),
+                           "bus=bridge,addr=1", power_off_by_shpc)}
+
+
+@pytest.mark.parametrize("kind, device", [
+    ("acpi", OPTION_ROM), pytest.param("acpi", VIRTIO_MEM, marks=pytest.mark.slow),
+    pytest.param("pcie", OPTION_ROM, marks=pytest.mark.slow), pytest.param("shpc", OPTION_ROM, marks=pytest.mark.slow)])
+def test_unplug_pci(lab, kind, device):
     """A PCI device stays until its memory has come, also if the guest ejects it unasked."""
+    hotplug = HOTPLUG[kind]
     lab.write_file(ROM, bytes(64 << 10))
-    with Pair(lab, memory_mb="32,slots=1,maxmem=1G", source_options=device,
-              destination_options=device) as pair:
+    options = [*hotplug.behind, *device[:-1], f"{device[-1]},id=pci,{hotplug.address}"]
+    with Pair(lab, machine=hotplug.machine, memory_mb="32,slots=1,maxmem=1G", source_options=options,
+              destination_options=[*options, *Qtest.arguments("destination")]) as pair:
         destination = pair.destination
         def there():
             return "pci" in (each["name"] for each in destination.cmd("qom-list", path="/machine/peripheral"))
         pair.postcopy(bandwidth=4096)
         until(lambda: destination.status() == "postcopy-active", "postcopy runs")
-        with pytest.raises(ExecuteError, match=UNRECEIVED.format("pci")):
+        for name in ("pci", "bridge") if kind == "shpc" else ("pci",):
+            with pytest.raises(ExecuteError, match=UNRECEIVED.format("pci")):
+                destination.cmd("device_del", id=name)
+        with Qtest(lab, "destination") as qtest:
+            hotplug.eject(qtest)
+            destination.wait_says(UNRECEIVED.format("pci"))
+            assert there()
+            pair.source.cmd("migrate-pause")
+            pair.wait_paused()
+            pair.recover_and_finish()
             destination.cmd("device_del", id="pci")
-        assert UNRECEIVED.format("pci") in eject_pci(destination)
-        assert there()
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
-        pair.recover_and_finish()
-        destination.cmd("device_del", id="pci")
-        eject_pci(destination)
+            if kind == "acpi":
+                hotplug.eject(qtest)
         until(lambda: not there(), "the device is unplugged")
 
 
