@@ -314,6 +314,7 @@ def test_stopped(lab, postcopy):
         assert not pair.warnings()
 
 
+@pytest.mark.slow
 def test_gap_is_too_long(lab):
     with held(lab) as pair:
         pair.destination.cmd("migrate-set-parameters", guest_time="continuous", guest_time_max_gap=1000)
@@ -362,8 +363,8 @@ def test_paused_vm(lab):
         assert not pair.started() and not pair.warnings()
 
 
-@pytest.mark.parametrize("policy", [
-    "continuous", pytest.param("stopped", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["continuous", "stopped"])
 def test_differences_stay(lab, policy):
     """A guest has written to IA32_TSC_ADJUST of one vCPU."""
     with held(lab, policy=policy, adjust=ADJUST) as pair:

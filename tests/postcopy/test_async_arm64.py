@@ -38,7 +38,7 @@ def test_the_other_side_is_without(lab, words, reason):
         is_refused(pair, f"CPU property {reason} is on on the source: start the destination with the same")
 
 
-@on_aarch64("has", ["nothing", "sdei"], quick=["nothing"])
+@on_aarch64("has", ["nothing", "sdei"])
 def test_guest_without(lab, has):
     """It is not told of missing pages, but its vCPU serves interrupts while it waits."""
     words = SDEI if has == "sdei" else ()

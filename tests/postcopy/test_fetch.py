@@ -163,7 +163,7 @@ def test_cannot_change(lab):
 @on_both("trouble", [
     "one-channel",
     *(pytest.param(trouble, marks=slow) for trouble in ("cut", "pause-source", "pause-destination")),
-], quick=["one-channel"])
+])
 def test_recovery(lab, trouble):
     with Pair(lab, exits="on", fetch=4, pattern="shared", mem=16) as pair:
         between = pair.wire(pair.listen())
@@ -260,7 +260,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", [
-    pytest.param(lie, marks=() if lie in ("outside", "end", "short") else slow) for lie in LIES])
+    pytest.param(lie, marks=() if lie in ("outside", "short") else slow) for lie in LIES])
 def test_lie(lab, lie):
     change, says = LIES[lie]
     with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
@@ -270,6 +270,7 @@ def test_lie(lab, lie):
         pair.recover_and_finish()
 
 
+@slow
 def test_twice(lab):
     """With other contents, when the guest may have changed the page."""
     with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
@@ -281,6 +282,7 @@ def test_twice(lab):
         assert pair.faults()["duplicates"] == 1
 
 
+@slow
 def test_not_asked(lab):
     """A page that nobody misses, before it is sent otherwise."""
     def change(frame, send):

@@ -23,7 +23,9 @@ def error_of(side, command, pair):
     return snapshot(side, command)
 
 
-@pytest.mark.parametrize("command", ["snapshot-save", "snapshot-load", "migrate"])
+@pytest.mark.parametrize("command", [
+    pytest.param("snapshot-save", marks=pytest.mark.slow), pytest.param("snapshot-load", marks=pytest.mark.slow),
+    "migrate"])
 def test_refused(lab, command):
     """The source sends nothing for now: who waited for it would keep QEMU's main thread waiting. The guest goes on,
     and when all has come, the same succeeds."""

@@ -35,8 +35,8 @@ def may_come(condition):
 
 
 @pytest.mark.parametrize("point, blocktime", [
-    ("postcopy-exit", True),
-    pytest.param("postcopy-ask", True, marks=pytest.mark.slow),
+    pytest.param("postcopy-exit", True, marks=pytest.mark.slow),
+    ("postcopy-ask", True),
     pytest.param("postcopy-exit", False, marks=pytest.mark.slow),
     pytest.param("postcopy-ask", False, marks=pytest.mark.slow),
 ])

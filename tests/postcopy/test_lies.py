@@ -28,6 +28,7 @@ def lied_to(lab, lie, exits, backend):
         pair.finish()
 
 
+@pytest.mark.slow
 @cases
 def test_twice(lab, exits, backend):
     """With other contents, when the guest may have changed the page."""
@@ -50,6 +51,7 @@ def test_short(lab, exits, backend):
         pair.recover()
 
 
+@pytest.mark.slow
 @cases
 def test_never(lab, exits, backend):
     lie = Never()

@@ -74,7 +74,8 @@ def test_mapped_at_once(lab):
         taken = int(lab.run(f"cat /sys/kernel/debug/kvm/$(cat {dst.pidfile})-*/pf_taken", check=True).output)
         exits, pages = pair.faults()["exits"], pair.source.report().the("boot")["test_pages"]
     print(f"{taken} faults in KVM, {exits} exits, {pages} pages")
-    assert SANITIZED or exits > pages / 2
+    # The longer the guest takes, the more pages come unasked.
+    assert SANITIZED or exits > pages / 8
     # One of each page as it is missed, and one as its mapping has been dropped; of other memory some.
     assert taken < 2 * pages + exits / 2
 
@@ -136,7 +137,7 @@ def test_smm(lab):
     _, trace = migrate(lab, "on", pattern="smm", machine="q35,smm=on")
     missed = [search("cpu_index (.*), as_id (.*), gpa", text).groups()
               for name, text in trace if name == "kvm_exit_on_missing"]
-    # Only vCPU 0 touches memory by its SMI handler.
+    # Only vCPU 0 touches memory by its SMI handler, and more than the few pages of the handler itself.
     assert {cpu for cpu, as_id in missed if as_id == "1"} == {"0"}
-    assert SANITIZED or sum(as_id == "1" for _, as_id in missed) > 50
+    assert SANITIZED or sum(as_id == "1" for _, as_id in missed) > 10
     assert {cpu for cpu, as_id in missed if as_id == "0"} >= {"1", "2", "3"}

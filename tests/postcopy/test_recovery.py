@@ -65,7 +65,7 @@ def test_recovery(lab, trouble, exits, channels):
 
 
 @on_both("backend, exits, preempt", choices(
-    BACKENDS, ["on", "off"], [True, False], quick=[("hugetlb", "on", False), ("hugetlb", "off", True)]))
+    BACKENDS, ["on", "off"], [True, False], quick=[("hugetlb", "on", False)]))
 def test_recovery_within_a_page(lab, backend, exits, preempt):
     """The connection is so slow that it breaks when a part of a huge page has come."""
     capabilities = ("postcopy-preempt",) if preempt else ()
@@ -124,6 +124,7 @@ def test_recovery_when_all_was_sent(lab, trouble):
         pair.finish()
 
 
+@slow
 def test_no_memory_for_a_page(lab):
     """The destination's host runs out of huge pages, and gets some more."""
     pool = "/proc/sys/vm/nr_hugepages"

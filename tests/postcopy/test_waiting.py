@@ -6,7 +6,7 @@ from tests.lab.arches import on_both
 from tests.lab.pair import Pair
 
 
-@on_both("pattern", [pytest.param("disjoint", marks=pytest.mark.slow), "shared"], quick=["shared"])
+@on_both("pattern", [pytest.param("disjoint", marks=pytest.mark.slow), "shared"])
 def test_stop_cont_and_queries(lab, pattern):
     with Pair(lab, exits="on", pattern=pattern, mem=16) as pair:
         destination = pair.destination

@@ -113,7 +113,7 @@ def test_event_of_qemu(lab):
         assert all(side.inject.passed("sdei-inject") for side in both.sides)
 
 
-@on_aarch64(quick=True)
+@on_aarch64()
 def test_refused(lab):
     """By a QEMU without the property. The guest goes on with all its events, and moves to another QEMU."""
     with pair(lab, "precopy", source=INJECT, destination=INJECT, destination_options=()) as both:

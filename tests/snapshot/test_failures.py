@@ -20,6 +20,7 @@ def full_disk(lab):
     lab.run(f"umount {SMALL}", check=True)
 
 
+@pytest.mark.slow
 def test_full_disk(lab, full_disk):
     with Machine(lab, mem=16) as machine:
         assert "No space left on device" in machine.take(full_disk, "failed")["error-desc"]
@@ -64,6 +65,7 @@ def test_cancel_a_stuck_snapshot(lab):
         machine.assert_whole()
 
 
+@pytest.mark.slow
 def test_no_userfaultfd_left(lab):
     """Memory cannot be protected: nothing has been stopped for good."""
     with Machine(lab, mem=16, wrapper=["sh", "-c", 'ulimit -n 64; exec "$@"', "-"]) as machine:

@@ -48,7 +48,7 @@ def test_empty_guest(lab, thp, kind, value):
     pytest.param("anonymous", ("pagemap",), marks=pytest.mark.slow),
     pytest.param("anonymous", ("pagemap", "unpopulated"), marks=pytest.mark.slow),
     pytest.param("anonymous", ("pagemap", "unpopulated", "populate"), marks=pytest.mark.slow),
-    ("memfd", ()),
+    pytest.param("memfd", (), marks=pytest.mark.slow),
 ])
 def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
     """A first write during the snapshot is no part of it."""

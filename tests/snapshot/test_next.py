@@ -22,6 +22,7 @@ def test_completed_is_the_end(lab):
         machine.assert_whole()
 
 
+@pytest.mark.slow
 def test_failed_before_the_end(lab):
     """The status comes first then. The next one is refused, and changes nothing."""
     with Machine(lab, qemu=INJECT, mem=4) as machine:
