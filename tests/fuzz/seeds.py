@@ -31,6 +31,8 @@ MAIN = 0
 # Messages of the return path that ask for pages
 REQUESTS = 3, 4
 TIMEOUT_S = 60
+# Until a page is requested, where all may be sent before
+ATTEMPTS = 20
 # Of a recorded migration, as many requests are looked at one by one, on each connection.
 SINGLE_REQUESTS = 3
 
@@ -62,18 +64,21 @@ def record(op, arg, data=b""):
     return struct.pack("<BBI", op, arg, len(data)) + data
 
 
-def asks(data):
-    """Whether a part of a return path or fetch channel, of whole messages, asks for a page."""
-    if data.startswith(HELLO):
-        data = data[HELLO_SIZE:]
-    if data.startswith(FETCH_REQUEST):
-        return True
-    while len(data) >= 4:
-        kind, length = struct.unpack_from(">HH", data)
+def first_request(data):
+    """Where a part of a return path or fetch channel, of whole messages, asks for a page, or None."""
+    at = HELLO_SIZE if data.startswith(HELLO) else 0
+    if data.startswith(FETCH_REQUEST, at):
+        return at
+    while len(data) >= at + 4:
+        kind, length = struct.unpack_from(">HH", data, at)
         if kind in REQUESTS:
-            return True
-        data = data[4 + length:]
-    return False
+            return at
+        at += 4 + length
+    return None
+
+
+def asks(data):
+    return first_request(data) is not None
 
 
 def statuses(build):
@@ -266,7 +271,10 @@ def for_destination(tape, status):
 
 
 def for_source(tape, status, way):
-    records = [record(WAIT, status["active"]) if way == "precopy" else record(DO, START_POSTCOPY)]
+    # An answer before the question would count for nothing.
+    records = [record(WAIT, status["active"])]
+    if way != "precopy":
+        records.append(record(DO, START_POSTCOPY))
     for what, channel, data in events(tape):
         if what == "cut":
             records += [*(record(CLOSE, channel) for channel in range(1 + FETCH_CHANNELS)),
@@ -275,8 +283,12 @@ def for_source(tape, status, way):
         elif what == "open":
             records.append(record(OPEN, channel))
         elif what == "destination":
-            if asks(data):
+            if (at := first_request(data)) is not None:
+                # What is before it can be what makes postcopy active.
+                if at:
+                    records.append(record(SEND, channel, data[:at]))
                 records.append(record(WAIT, status["postcopy-active"]))
+                data = data[at:]
             records.append(record(SEND, channel, data))
     return [*records, record(WAIT, status["completed"])]
 
@@ -288,15 +300,19 @@ def write(binary, to):
     for directory in directories.values():
         directory.mkdir(parents=True)
     for name, capabilities, way in SEEDS:
-        done = False
-        while not done:
+        for _ in range(ATTEMPTS):
             with (tempfile.TemporaryDirectory(prefix="fuzz-") as tmp, Side(binary, "source", tmp) as source,
                   Side(binary, "destination", tmp) as destination):
                 tape = Tape(f"{tmp}/in", way != "precopy")
-                done = migrate(source, destination, tape, tmp, capabilities, way)
+                if migrate(source, destination, tape, tmp, capabilities, way):
+                    break
+        else:
+            raise AssertionError(f"no page was requested in {ATTEMPTS} migrations: {name}")
         bits = sum(1 << CAPABILITIES.index(c) for c in capabilities)
-        # There is time to break a recovery
-        speed = SLOW << 4 if way == "recovery" else UNLIMITED
+        # There is time to begin postcopy, and to break a recovery
+        speed = UNLIMITED if way == "precopy" else SLOW
+        if way == "recovery":
+            speed |= SLOW << 4
         for side, records in (("source", for_source(tape, status, way)),
                               ("destination", for_destination(tape, status))):
             (directories[side] / name).write_bytes(bytes([bits, speed]) + b"".join(records))

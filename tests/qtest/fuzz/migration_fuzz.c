@@ -42,10 +42,12 @@
 #include "migration_fuzz.h"
 
 #define HANG_S      10
-#define WAIT_MS     100
+/* Of a source that begins postcopy, its rate is looked at every 100 ms */
+#define WAIT_MS     300
 /* With all that a script and the report of a hang may take */
 #define CHILD_S     90
-#define DATA_PAGES  24
+/* So many that they are not all sent before the rate is looked at */
+#define DATA_PAGES  64
 
 FuzzSide fuzz_side;
 
