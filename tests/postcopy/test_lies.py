@@ -139,7 +139,8 @@ def test_no_urgent_channel(lab, end):
         time.sleep(3)
         used, took = cpu_seconds(pair.destination) - used, time.monotonic() - begin
         print(f"{used:.2f} s of {took:.2f} s")
-        assert used < 0.2 * took
+        # One that does not wait uses all of it.
+        assert used < 0.5 * took
         if end == "reset":
             wire.cut()
         else:
