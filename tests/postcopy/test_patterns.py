@@ -125,9 +125,9 @@ def test_write_to_a_zero_page(lab, exits, by):
     print(f"{len(requested)} requested, {len(twice)} of them exited for twice")
     if by == USERFAULT:
         # Only those that came between the exit and the look at it.
-        assert len(requested) > 100 and faults["populated"] <= faults["exits"] / 20, faults
+        assert len(requested) > 20 and faults["populated"] <= faults["exits"] / 20, faults
         return
-    assert len(requested) > 100 and len(twice) <= len(requested) / 20
+    assert len(requested) > 20 and len(twice) <= len(requested) / 20
     # Of those that were there, up to 16 are populated at once.
     present = 0.6 * (8 * MIB // PAGE - len(requested))
     assert 0 < faults["populated"] < present / 4
