@@ -246,6 +246,8 @@ class BaseSide(ABC):
     def wait_status(self, *wanted: str) -> str:
         def reached() -> str | None:
             status = self.migration(*wanted).get("status")
+            assert status in wanted or status != "completed", \
+                f"the {self.name} has completed, never {' or '.join(wanted)}"
             return status if status in wanted else None
         return until(reached, f"migration {' or '.join(wanted)} on the {self.name}")
 

@@ -12,6 +12,8 @@ from tests.lab.lab import Place
 
 PORT = {"source": 4005, "destination": 4006}
 PCI_DATA = 0xcfc
+# ACPI's registers of the pc machine: of slots for memory, and of PCI slots
+ACPI_MEMORY, ACPI_PCI = 0xa00, 0xae00
 
 
 class Qtest:
@@ -46,6 +48,16 @@ class Qtest:
     def pci_select(self, slot: int, register: int) -> None:
         """The next access to port PCI_DATA is to a device of the first bus."""
         self.cmd("outl", 0xcf8, 1 << 31 | slot << 11 | register)
+
+    def eject_memory(self) -> None:
+        """What a guest's ACPI does to its first DIMM: select the slot, and eject it."""
+        self.cmd("outl", ACPI_MEMORY, 0)
+        self.cmd("outb", ACPI_MEMORY + 0x14, 1 << 3)
+
+    def eject_pci(self, slot: int) -> None:
+        """The same to a device of the first PCI bus."""
+        self.cmd("outl", ACPI_PCI + 0x10, 0)
+        self.cmd("outl", ACPI_PCI + 8, 1 << slot)
 
     def memset(self, address: int, size: int, value: int) -> None:
         self.cmd("memset", address, size, value)

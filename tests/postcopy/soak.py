@@ -35,8 +35,6 @@ HUGE = {"hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
 
 DIMM_MB = 16
 DIMM = ("-object", f"memory-backend-ram,id=dimm-ram,size={DIMM_MB}M", "-device", "pc-dimm,id=dimm,memdev=dimm-ram")
-ACPI_MEMORY = 0xa00     # of the pc machine: selector, and at 0x14 a byte whose bit 3 ejects
-EJECT = 1 << 3
 SNAPSHOT = "/tmp/snapshot"
 WHOLE = (Ended.DESTINATION, Ended.SOURCE)
 
@@ -135,8 +133,7 @@ def unplug(pair, asked, note):
     if not asked:
         side.cmd("device_del", id="dimm")
     with Qtest(pair.lab, side.name) as qtest:
-        qtest.cmd("outl", ACPI_MEMORY, 0)
-        qtest.cmd("outb", ACPI_MEMORY + 0x14, EJECT)
+        qtest.eject_memory()
     until(lambda: not side.cmd("query-memory-devices"), "the DIMM is unplugged")
     side.cmd("object-del", id="dimm-ram")
     side.check()
