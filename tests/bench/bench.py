@@ -51,6 +51,17 @@ def about():
     }
 
 
+def add_icount(parser):
+    parser.add_argument("--icount", action="store_true",
+                        help="in a lab whose time is counted in instructions, 10^9 a second: slower to run, but the "
+                        "figures do not depend on this machine's speed")
+
+
+def icount_title(options):
+    """The end of a title."""
+    return ", time by instructions" if options.icount else ""
+
+
 def write(name, figures, title, text, pictures=()):
     """To build/reports: NAME.json, and NAME.md, the section of the report.
 

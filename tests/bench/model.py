@@ -140,7 +140,7 @@ def run(options):
     measured: dict[str, dict[int, list[Figures]]] = {
         variant: {n: [] for n in options.cpus} for variant in postcopy.VARIANTS}
     say("boot the lab")
-    with Lab(name="model") as lab:
+    with Lab(name="model", icount=options.icount) as lab:
         about |= postcopy.machine(lab)
         for n in range(options.rounds):
             for vcpus in options.cpus:
@@ -149,7 +149,7 @@ def run(options):
                     of[vcpus].append(measure(lab, variant, vcpus, options))
         say("waiters of userfaultfd")
         waiter_us = max(0.0, waiters_cost_us(lab, 5))
-        processors = lab.cpus
+        processors = lab.processors
     middle = {variant: {vcpus: {
         "requests_per_s": statistics.median(r["requests_per_s"] for r in runs),
         "work_us": {name: statistics.median(r["work_us"][name] for r in runs) for name in THREADS},
@@ -165,17 +165,20 @@ def run(options):
             for variant in told}}, "faults/s", dashed={*told, *(f"{variant}, model" for variant in told)})
     text = (f"{options.memory} MiB of guest, anonymous memory, postcopy-preempt, disjoint load, a unix socket; "
             f"{options.rounds} rounds.\n\n" + bench.printed(show, middle, told, waiter_us))
-    bench.write("model", {"about": about, "settings": {"memory_mib": options.memory, "rounds_count": options.rounds,
+    bench.write("model", {"about": about, "settings": {"icount": options.icount, "memory_mib": options.memory,
+                                                       "rounds_count": options.rounds,
                                                        "fetch_channels_counts": options.fetch,
                                                        "window_s": options.window},
                           "waiter_us": waiter_us, "runs": measured, "model": told},
-                "Beyond this machine: a model of the queues", text, [("model", "rates measured and by the model")])
+                "Beyond this machine: a model of the queues" + bench.icount_title(options), text,
+                [("model", "rates measured and by the model")])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1 round")
     parser.add_argument("--rounds", type=int, help="(3)")
+    bench.add_icount(parser)
     parser.add_argument("--cpus", nargs="+", type=int, default=[1, 2, 4, 8], help="vCPUs to measure (1 2 4 8)")
     parser.add_argument("--fetch", nargs="*", type=int, default=[1, 2, 4, 8], metavar="N",
                         help="fetch channels, with exits on (1 2 4 8)")

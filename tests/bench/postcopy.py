@@ -367,7 +367,7 @@ def where(options):
     say("boot the lab")
     strace = shutil.which("strace")
     return Lab(name="bench", memory_mb=2048 + 6 * options.memory, hugepages=hugepages,
-               append=APPEND if options.network else "",
+               append=APPEND if options.network else "", icount=options.icount,
                extra=[*([strace] if options.count and strace else []), *(programs() if options.network else [])])
 
 
@@ -414,8 +414,8 @@ def run(options):
 
 
 def publish(options, about, network, measured, counted):
-    settings = {"memory_mib": options.memory, "seed": options.seed, "preempt": options.preempt,
-                "background_mib_per_s": options.background,
+    settings = {"icount": options.icount, "memory_mib": options.memory, "seed": options.seed,
+                "preempt": options.preempt, "background_mib_per_s": options.background,
                 "transport": options.transport, "rounds_count": options.rounds}
     transport = {"tcp": "TCP within one machine", "unix": "a unix socket"}[options.transport]
     if network:
@@ -427,7 +427,7 @@ def publish(options, about, network, measured, counted):
              f"{'on this host' if options.host else 'in the lab'}: "
              f"{', '.join(map(str, options.cpus))} vCPUs"
              + (f", {', '.join(options.load)} load" if options.load else "")
-             + (", a link with delay" if network else ""))
+             + (", a link with delay" if network else "") + bench.icount_title(options))
     text = (f"{options.memory} MiB of guest (hugetlb: twice as much); {transport}.\n"
             f"```{bench.printed(show, measured, counted, options.rounds)}```\n"
             + "\n".join(f"* {line}" for line in verdicts(measured)))
@@ -449,6 +449,7 @@ def main():
                         help="on this machine, not in the lab; exits on only if its KVM has "
                         f"{EXIT_ON_MISSING}")
     parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
+    bench.add_icount(parser)
     parser.add_argument("--count", action="store_true",
                         help="then once more under strace, to count the destination's system calls")
     parser.add_argument("--no-preempt", dest="preempt", action="store_false",
@@ -478,6 +479,8 @@ def main():
     options.name = options.name or ("bench-postcopy-host" if options.host else "bench-postcopy")
     if (options.peer or options.bitmap) and options.host:
         parser.error("--peer and --bitmap are for the lab")
+    if options.icount and options.host:
+        parser.error("--icount is for the lab")
     if options.network and options.host:
         parser.error("--delay and --bandwidth are for the lab: they need a network name space")
     if options.rounds is None:

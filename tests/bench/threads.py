@@ -40,7 +40,7 @@ STRACE_LOG = "threads.strace"
 
 # What a thread of THREADS has done so far, or for a request.
 Work = namedtuple("Work", "us wakeups")
-# When, page requests so far, {thread: Work}.
+# When, by the machine that the QEMUs run on, page requests so far, {thread: Work}.
 Sample = namedtuple("Sample", "at_s requests work")
 
 
@@ -52,17 +52,16 @@ class Threads:
         self.sides = {pair.lab.run(f"cat {side.pidfile}", check=True).output.strip(): side.name for side in pair.sides}
         tasks = [f"/proc/{pid}/task/*" for pid in self.sides]
         files = " ".join(f"{task}/{name}" for name in ("comm", "schedstat") for task in tasks)
-        self.look = (f"grep -H . {files}; "
+        self.look = (f"cat /proc/uptime; grep -H . {files}; "
                      f"grep -H ^voluntary_ctxt {' '.join(f'{task}/status' for task in tasks)}")
         # By thread ID, also of those that have ended
         self.names: dict[str, str] = {}
 
     def sample(self):
-        before = time.monotonic()
         requests = self.pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
-        at_s = (before + time.monotonic()) / 2
+        uptime, looked = self.pair.lab.run(self.look).output.split("\n", 1)
         us, wakeups = dict.fromkeys(THREADS, 0.0), dict.fromkeys(THREADS, 0)
-        for pid, thread, name, text in LINE.findall(self.pair.lab.run(self.look).output):
+        for pid, thread, name, text in LINE.findall(looked):
             if name == "comm":
                 self.names[thread] = next((of for of, (side, start) in THREADS.items()
                                            if side == self.sides[pid] and text.startswith(start)), REST)
@@ -72,7 +71,7 @@ class Threads:
                 us[of] += int(text.split()[0]) / 1e3    # of ns
             else:
                 wakeups[of] += int(text.split()[1])
-        return Sample(at_s, requests, {name: Work(us[name], wakeups[name]) for name in THREADS})
+        return Sample(float(uptime.split()[0]), requests, {name: Work(us[name], wakeups[name]) for name in THREADS})
 
     def span(self, s):
         """The first and the last Sample of so many seconds, or of as many as LEAST_REQUESTS take."""
@@ -173,7 +172,7 @@ def run(options):
     if not strace:
         raise ProgramError("no strace: scripts/deps lab")
     about = bench.about()
-    place = Host(options.accel) if options.host else Lab(name="threads", extra=[strace])
+    place = Host(options.accel) if options.host else Lab(name="threads", extra=[strace], icount=options.icount)
     on = "on" if place.exit_on_missing else "off"
     postcopy.VARIANTS.update({f"{n} channels": (postcopy.FORK, on, n) for n in options.fetch})
     runs: dict[str, list[bench.Figures]] = {name: [] for name in postcopy.VARIANTS
@@ -188,10 +187,11 @@ def run(options):
     text = (f"{options.cpus} vCPUs, {options.memory} MiB, anonymous memory, postcopy-preempt where there are no "
             f"channels, a unix socket; medians of {options.rounds} rounds. The vCPUs' time is the guest's, too.\n\n"
             + bench.printed(show, results))
-    bench.write(options.name, {"about": about, "settings": {
+    bench.write(options.name, {"about": about, "settings": {"icount": options.icount,
         "vcpus_count": options.cpus, "memory_mib": options.memory, "rounds_count": options.rounds,
         "span_s": options.span, "accelerator": " ".join(lab.qemu_words)}, "runs": runs, "medians": results},
-        f"What each thread does for a fault, {'on this host' if options.host else 'in the lab'}", text)
+        f"What each thread does for a fault, "
+        f"{'on this host' if options.host else 'in the lab'}" + bench.icount_title(options), text)
 
 
 def main():
@@ -200,12 +200,15 @@ def main():
     parser.add_argument("--rounds", type=int, help="(3)")
     parser.add_argument("--host", action="store_true", help="on this machine, not in the lab")
     parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
+    bench.add_icount(parser)
     parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
     parser.add_argument("--memory", type=int, metavar="MIB", help="of the guest (64; with --host 1024)")
     parser.add_argument("--fetch", nargs="*", type=int, default=[4], metavar="N", help="fetch channels (4)")
     parser.add_argument("--span", type=float, default=0.5, metavar="S", help="time of one measurement (0.5)")
     parser.add_argument("--name", help="of the report (threads, threads-host)")
     options = parser.parse_args()
+    if options.icount and options.host:
+        parser.error("--icount is for the lab")
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.memory = options.memory or (1024 if options.host else 64)
     options.name = options.name or ("threads-host" if options.host else "threads")

@@ -227,6 +227,8 @@ class Lab:
     host. append: words for Linux's command line. allow: a regular expression of kernel warnings
     to accept. shared: a file of the host that is a PCI device's memory in all labs that have it.
     cpu: of L1's QEMU, if not as in MACHINES; "max" alone lets x86's KVM scale TSCs.
+    icount: L1's time is the instructions that its processors have executed, 10^9 a second of all
+    together, so that no figure depends on the host's speed; while all sleep, it is the host's time.
     """
 
     # For QEMUs in L1
@@ -241,7 +243,7 @@ class Lab:
     def __init__(self, name: str = "lab", cpus: int = 2, memory_mb: int = 2048, hugepages: int = 0,
                  extra: Iterable[str] = (), append: str = "", allow: str | None = None, shell: bool = False,
                  boot_timeout: float = 120, shared: Path | None = None, cpu: str | None = None,
-                 arch: str = "x86_64") -> None:
+                 arch: str = "x86_64", icount: bool = False) -> None:
         self.name = name
         self.cpus = cpus
         self.memory_mb = memory_mb
@@ -250,9 +252,12 @@ class Lab:
         self.append = append
         self.allow = re.compile(allow) if allow else None
         self.shell = shell
-        self.boot_timeout = boot_timeout
+        self.boot_timeout = 5 * boot_timeout if icount else boot_timeout
         self.shared = shared
         self.arch = arch
+        self.icount = icount
+        # How many work at a time
+        self.processors = 1 if icount else cpus
         self.machine = MACHINES[arch]
         self.cpu = cpu or self.machine.cpu
         self.process: subprocess.Popen[bytes] | None = None
@@ -304,8 +309,10 @@ class Lab:
         # panic=-1 ends the machine.
         append = [*self.machine.linux, "panic=-1", f"hugepages={self.hugepages}",
                   *interface.boot_words(interface.chosen())]
+        if self.icount:
+            append += ["highres=on"]        # Timers cost no more than instructions.
         if self.arch == "x86_64":
-            append += [f"tsc_early_khz={tsc_khz()}"]
+            append += [f"tsc_early_khz={1_000_000 if self.icount else tsc_khz()}"]
         serial = f"file,path={self.serial_log}"
         if self.shell:
             size = os.get_terminal_size()
@@ -316,7 +323,8 @@ class Lab:
             self.machine.qemu,
             *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
             *("-name", "lab", "-machine", self.machine.machine),
-            *("-accel", "tcg,thread=multi", "-cpu", self.cpu),
+            *(("-accel", "tcg", "-icount", "shift=0") if self.icount else ("-accel", "tcg,thread=multi")),
+            *("-cpu", self.cpu),
             *("-smp", str(self.cpus), "-m", str(self.memory_mb)),
             *("-kernel", kernel.stdout.strip(), "-initrd", archive),
             *("-append", " ".join(append + self.append.split())),

@@ -32,6 +32,32 @@ def tap(result):
     return len(oks)
 
 
+# Its time
+
+@pytest.mark.slow
+def test_time_by_instructions():
+    """Work takes as long beside a host's other processes as without them."""
+    with Lab(name="icount", icount=True) as lab:
+        lab.run("head -c 32M /dev/zero >/tmp/zeros", check=True)
+
+        def took_s():
+            output = lab.run("time -p sha256sum /tmp/zeros", check=True).output
+            found = re.search(r"^real ([\d.]+)$", output, re.M)
+            assert found, output
+            return float(found[1])
+
+        alone = took_s()
+        others = [subprocess.Popen(["yes"], stdout=subprocess.DEVNULL) for _ in range(2 * (os.cpu_count() or 1))]
+        try:
+            beside = took_s()
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+        assert alone > 0.5
+        assert beside == pytest.approx(alone, rel=0.05)
+
+
 # The kernel
 
 @on_both(quick=True)
