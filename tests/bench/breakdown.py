@@ -174,7 +174,7 @@ def run(options):
     about = bench.about()
     runs: dict[str, dict[bool, list[Any]]] = {variant: {True: [], False: []} for variant in postcopy.VARIANTS}
     say("boot the lab")
-    with Lab(name="breakdown") as lab:
+    with Lab(name="breakdown", icount=options.icount) as lab:
         about |= postcopy.machine(lab)
         for n in range(options.rounds):
             for variant, of in runs.items():
@@ -185,15 +185,16 @@ def run(options):
     text = (f"{options.cpus} vCPUs, {options.memory} MiB, anonymous memory, postcopy-preempt, disjoint load, "
             f"{options.transport}, {options.rounds} rounds. Medians do not add up.\n\n" + bench.printed(show, results))
     bench.write(options.name, {"about": about, "settings": {
-        "vcpus_count": options.cpus, "memory_mib": options.memory, "transport": options.transport,
-        "rounds_count": options.rounds}, "results": results},
-        f"Where the time of one demand fault goes: {options.cpus} vCPUs", text)
+        "icount": options.icount, "vcpus_count": options.cpus, "memory_mib": options.memory,
+        "transport": options.transport, "rounds_count": options.rounds}, "results": results},
+        f"Where the time of one demand fault goes: {options.cpus} vCPUs" + bench.icount_title(options), text)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1 round")
     parser.add_argument("--rounds", type=int, help="(3)")
+    bench.add_icount(parser)
     parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
     parser.add_argument("--memory", type=int, default=32, metavar="MIB", help="of the guest (32)")
     parser.add_argument("--transport", choices=postcopy.URIS, default="unix",

@@ -183,12 +183,12 @@ def main():
     parser.add_argument("--fetch", nargs="*", type=int, default=[1, 2, 4, 8], metavar="N",
                         help="fetch channels, with exits on (1 2 4 8)")
     parser.add_argument("--memory", type=int, metavar="MIB", help="of the guest (48; with --icount 128)")
-    parser.add_argument("--window", type=float, metavar="S", help="time of one measurement (0.8; with --icount 0.25)")
+    parser.add_argument("--window", type=float, metavar="S", help="time of one measurement (0.8; with --icount 0.5)")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 3)
     # Faults take less time by instructions.
     options.memory = options.memory or (128 if options.icount else 48)
-    options.window = options.window or (0.25 if options.icount else 0.8)
+    options.window = options.window or (0.5 if options.icount else 0.8)
     program.main("bench", run, options)
 
 

@@ -77,7 +77,8 @@ class Threads:
         """The first and the last Sample of so many seconds, or of as many as LEAST_REQUESTS take."""
         first = last = self.sample()
         while last.at_s < first.at_s + s or last.requests < first.requests + LEAST_REQUESTS:
-            time.sleep(s)
+            # By the clock of that machine, on which each sample takes time, too.
+            self.pair.lab.run(f"sleep {s}", check=True)
             last = self.sample()
             if self.pair.source.status() == "completed":
                 raise ProgramError("post-copy was over before enough was measured: take more --memory")
