@@ -12,7 +12,6 @@ import contextlib
 import re
 import shutil
 import statistics
-import time
 from collections import Counter, defaultdict, namedtuple
 from typing import Any
 
