@@ -258,6 +258,8 @@ class Lab:
         self.icount = icount
         # How many work at a time
         self.processors = 1 if icount else cpus
+        if icount:
+            self.wait_us = 20
         self.machine = MACHINES[arch]
         self.cpu = cpu or self.machine.cpu
         self.process: subprocess.Popen[bytes] | None = None

@@ -247,6 +247,7 @@ class Soak:
             for thread in threads:
                 thread.join()
         except KeyboardInterrupt:
+            self.keep_going = False
             self.fail("interrupted")
             print("soak: interrupted; waiting for the migrations under way", file=sys.stderr)
             for thread in threads:
