@@ -38,7 +38,7 @@ def tap(result):
 def test_time_by_instructions():
     """Work takes as long beside a host's other processes as without them."""
     with Lab(name="icount", icount=True) as lab:
-        lab.run("head -c 32M /dev/zero >/tmp/zeros", check=True)
+        lab.run("head -c 32m /dev/zero >/tmp/zeros", check=True)
 
         def took_s():
             output = lab.run("time -p sha256sum /tmp/zeros", check=True).output
