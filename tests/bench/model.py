@@ -177,7 +177,7 @@ def run(options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1 round")
-    parser.add_argument("--rounds", type=int, help="(3)")
+    parser.add_argument("--rounds", type=int, help="(3; with --icount 1)")
     bench.add_icount(parser)
     parser.add_argument("--cpus", nargs="+", type=int, default=[1, 2, 4, 8], help="vCPUs to measure (1 2 4 8)")
     parser.add_argument("--fetch", nargs="*", type=int, default=[1, 2, 4, 8], metavar="N",
@@ -185,7 +185,7 @@ def main():
     parser.add_argument("--memory", type=int, metavar="MIB", help="of the guest (48; with --icount 128)")
     parser.add_argument("--window", type=float, metavar="S", help="time of one measurement (0.8; with --icount 0.5)")
     options = parser.parse_args()
-    options.rounds = options.rounds or (1 if options.quick else 3)
+    options.rounds = options.rounds or (1 if options.quick or options.icount else 3)
     # Faults take less time by instructions.
     options.memory = options.memory or (128 if options.icount else 48)
     options.window = options.window or (0.5 if options.icount else 0.8)
