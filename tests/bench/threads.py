@@ -190,7 +190,7 @@ def run(options):
     bench.write(options.name, {"about": about, "settings": {"icount": options.icount,
         "vcpus_count": options.cpus, "memory_mib": options.memory, "rounds_count": options.rounds,
         "span_s": options.span, "accelerator": " ".join(lab.qemu_words)}, "runs": runs, "medians": results},
-        f"What each thread does for a fault, "
+        "What each thread does for a fault, "
         f"{'on this host' if options.host else 'in the lab'}" + bench.icount_title(options), text)
 
 

@@ -91,8 +91,7 @@ class Hotplug:
     eject: Callable[[Qtest], None]
 
 
-HOTPLUG = {"acpi": Hotplug("pc", (), f"addr={PCI_SLOT:#x}",
-                          lambda qtest: qtest.eject_pci(PCI_SLOT)),
+HOTPLUG = {"acpi": Hotplug("pc", (), f"addr={PCI_SLOT:#x}", lambda qtest: qtest.eject_pci(PCI_SLOT)),
            "pcie": Hotplug("q35", ("-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
                                    "-device", f"pcie-root-port,id=root-port,chassis=1,addr={PCI_SLOT:#x}"),
                            "bus=root-port", power_off),
