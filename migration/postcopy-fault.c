@@ -104,6 +104,17 @@ PostcopyPage postcopy_page(RAMBlock *rb, ram_addr_t offset)
     return (PostcopyPage) { rb, start, rb->host + start, size };
 }
 
+/* The same page, by the connection by which it is to be requested */
+static PostcopyPage postcopy_fault_page(MigrationIncomingState *mis,
+                                        const PostcopyPage *page)
+{
+    const PostcopyFaultChannels *channels = postcopy_fault_channels_used();
+    PostcopyPage missed = *page;
+
+    missed.channel = channels ? channels->choose(mis, page) : 0;
+    return missed;
+}
+
 static bool postcopy_fault_received(const PostcopyPage *page)
 {
     /* Blocks that are not migrated have no bitmap and miss nothing */
@@ -182,6 +193,17 @@ void postcopy_fault_flush(MigrationIncomingState *mis)
     }
 }
 
+/* No vCPU waits in postcopy_fault_wait() for the answer to a request */
+static void postcopy_fault_receive(MigrationIncomingState *mis,
+                                   const PostcopyPage *page)
+{
+    const PostcopyFaultChannels *channels = postcopy_fault_channels_used();
+
+    if (channels) {
+        channels->receive(mis, page->channel);
+    }
+}
+
 /* Returns whether the page itself has been requested, if that was to be done */
 static bool postcopy_fault_request_ahead(MigrationIncomingState *mis,
                                          const PostcopyPage *page,
@@ -197,18 +219,20 @@ static bool postcopy_fault_request_ahead(MigrationIncomingState *mis,
 bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
                          const PostcopyFault *fault)
 {
+    PostcopyPage missed = postcopy_fault_page(mis, page);
     PostcopyPageState state;
 
-    state = postcopy_request_begin(mis->page_requests, page, fault);
+    state = postcopy_request_begin(mis->page_requests, &missed, fault);
     trace_postcopy_fault_uffd(qemu_ram_get_idstr(page->rb), page->start, state);
     if (state == POSTCOPY_PAGE_RECEIVED) {
         return true;
     }
-    if (!postcopy_fault_request_ahead(mis, page, fault, state) &&
+    if (!postcopy_fault_request_ahead(mis, &missed, fault, state) &&
         state == POSTCOPY_PAGE_REQUEST) {
         /* If it cannot be sent, recovery sends it */
-        postcopy_fault_request(mis, page, fault->more);
+        postcopy_fault_request(mis, &missed, fault->more);
     }
+    postcopy_fault_receive(mis, &missed);
     return false;
 }
 
@@ -267,6 +291,7 @@ static void postcopy_fault_request_around(MigrationIncomingState *mis,
         memory_region_has_ram_discard_manager(page->rb->mr)) {
         return;
     }
+    first.channel = page->channel;
     mask = postcopy_requests_ahead(mis->page_requests, &first, 1,
                                    (end - first.start) / page->size);
     trace_postcopy_fault_around(qemu_ram_get_idstr(page->rb), page->start,
@@ -276,6 +301,22 @@ static void postcopy_fault_request_around(MigrationIncomingState *mis,
 
         mask &= mask - 1;
         postcopy_fault_request(mis, &each, true);
+    }
+}
+
+static void postcopy_fault_send(MigrationIncomingState *mis,
+                                const PostcopyPage *page,
+                                PostcopyFaultSend send)
+{
+    if (send == POSTCOPY_SEND_DEFERRED) {
+        postcopy_request_defer(mis->page_requests, page);
+        return;
+    }
+    /* If it cannot be sent, the wait lasts until recovery sends it */
+    if (!postcopy_fault_request(mis, page, send == POSTCOPY_SEND_AROUND) &&
+        send == POSTCOPY_SEND_AROUND) {
+        postcopy_fault_request_around(mis, page);
+        postcopy_fault_flush(mis);
     }
 }
 
@@ -289,28 +330,23 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
         .tid = cpu->thread_id,
         .waiter = waiter,
     };
+    PostcopyPage missed = postcopy_fault_page(mis, page);
     PostcopyPageState state;
 
-    state = postcopy_request_begin(mis->page_requests, page, &fault);
+    state = postcopy_request_begin(mis->page_requests, &missed, &fault);
     trace_postcopy_fault_exit(cpu->cpu_index, qemu_ram_get_idstr(page->rb),
                               page->start, state);
     if (state == POSTCOPY_PAGE_RECEIVED) {
         return state;
     }
     migration_inject_hold("postcopy-exit");
-    if (postcopy_fault_request_ahead(mis, page, &fault, state) ||
-        state != POSTCOPY_PAGE_REQUEST) {
-        return state;
+    if (!postcopy_fault_request_ahead(mis, &missed, &fault, state) &&
+        state == POSTCOPY_PAGE_REQUEST) {
+        postcopy_fault_send(mis, &missed, send);
     }
-    if (send == POSTCOPY_SEND_DEFERRED) {
-        postcopy_request_defer(mis->page_requests, page);
-        return state;
-    }
-    /* If it cannot be sent, the wait lasts until recovery sends it */
-    if (!postcopy_fault_request(mis, page, send == POSTCOPY_SEND_AROUND) &&
-        send == POSTCOPY_SEND_AROUND) {
-        postcopy_fault_request_around(mis, page);
-        postcopy_fault_flush(mis);
+    /* What is read while one page is waited for is one channel's */
+    if (waiter->come || waiter->channel != missed.channel) {
+        postcopy_fault_receive(mis, &missed);
     }
     return state;
 }
@@ -322,6 +358,7 @@ void postcopy_fault_send_deferred(MigrationIncomingState *mis)
 
     while (postcopy_requests_next_deferred(mis->page_requests, &page)) {
         postcopy_fault_request(mis, &page, true);
+        postcopy_fault_receive(mis, &page);
         if (++n % POSTCOPY_FAULT_FLUSH == 0) {
             postcopy_fault_flush(mis);
         }
@@ -332,6 +369,7 @@ void postcopy_fault_send_deferred(MigrationIncomingState *mis)
 static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
                                PostcopyFaultSend send)
 {
+    const PostcopyFaultChannels *channels = postcopy_fault_channels_used();
     MigrationIncomingState *mis = migration_incoming_get_current();
     PostcopyFaultVCPU *vf = &mis->fault_vcpus[cpu->cpu_index];
     PostcopyPageState state;
@@ -351,6 +389,9 @@ static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
      */
     if (qatomic_read(&cpu->thread_kicked)) {
         postcopy_waiter_kick(&vf->waiter);
+    }
+    if (channels) {
+        channels->read(mis, &vf->waiter);
     }
     placed = postcopy_request_wait(mis->page_requests, &vf->waiter);
     trace_postcopy_fault_exit_end(cpu->cpu_index, placed);
@@ -524,6 +565,7 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
                          RAM_ADDR_FMT, idstr, page->start);
             return;
         }
+        postcopy_fault_receive(mis, page);
         trace_postcopy_fault_ask_again(idstr, page->start);
         if ((i + 1) % POSTCOPY_FAULT_FLUSH == 0) {
             postcopy_fault_flush(mis);

@@ -62,14 +62,25 @@ void postcopy_fault_set_hooks(const PostcopyFaultHooks *hooks);
 typedef struct PostcopyFaultChannels {
     /* Whether this migration has them: the return path is not used then */
     bool (*used)(void);
+    /* By which one @page is best requested now: for its .channel */
+    unsigned (*choose)(MigrationIncomingState *mis, const PostcopyPage *page);
     /*
      * Send a request, or with @more put it into the buffer until flush().
      * Returns 0, or negative errno if there is no connection: the request is
      * sent once there is one again.  Any thread, with or without the BQL.
+     * Who has sent it goes on to read() or receive().
      */
     int (*request)(MigrationIncomingState *mis, const PostcopyPage *page,
                    bool more);
     void (*flush)(MigrationIncomingState *mis);
+    /* See that answers by @channel are received, though no vCPU waits */
+    void (*receive)(MigrationIncomingState *mis, unsigned channel);
+    /*
+     * A vCPU waits for a page, and may receive what comes meanwhile.  Returns
+     * when postcopy_request_wait() has to be called.  In the vCPU's thread,
+     * without the BQL.
+     */
+    void (*read)(MigrationIncomingState *mis, PostcopyWaiter *waiter);
     /*
      * A page was missed, and has not come: request what is likely to be missed
      * next, if anything is, and with it the page if @request.  Returns false if

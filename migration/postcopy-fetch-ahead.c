@@ -71,6 +71,7 @@ static uint64_t postcopy_fetch_ahead_pages(PostcopyStreams *streams,
         return 0;
     }
     *first = postcopy_page(page->rb, index * page->size);
+    first->channel = page->channel;
     mask = postcopy_requests_ahead(mis->page_requests, first, *step, n);
     trace_postcopy_fetch_ahead(page->rb->idstr, page->start, first->start,
                                *step, n, mask);
@@ -102,7 +103,6 @@ bool postcopy_fetch_ahead(PostcopyFetchAhead *ahead,
                           const PostcopyFault *fault, bool request)
 {
     PostcopyFetchStreams *streams;
-    PostcopyFetchChannel *ch;
     PostcopyFrame frame;
     PostcopyPage first;
     uint64_t mask;
@@ -118,8 +118,7 @@ bool postcopy_fetch_ahead(PostcopyFetchAhead *ahead,
     if (!mask) {
         return false;
     }
-    /* All by the same one, and after the last the buffer is empty */
-    ch = postcopy_fetch_channel(mis, page);
+    /* All by the same channel, and after the last its buffer is empty */
     if (request && step != -1 &&
         postcopy_page_at(page, step).host == first.host) {
         /* One with the others */
@@ -128,14 +127,14 @@ bool postcopy_fetch_ahead(PostcopyFetchAhead *ahead,
     } else if (request) {
         /* What is missed now comes first */
         frame = postcopy_fetch_pages(page, 1, 0, 1);
-        postcopy_fetch_send_request(ch, &frame, true);
+        postcopy_fetch_send_request(mis, page->channel, &frame, true);
     }
     while (mask) {
         unsigned at = ctz64(mask), n = cto64(mask >> at);
 
         mask &= ~MAKE_64BIT_MASK(at, n);
         frame = postcopy_fetch_pages(&first, step, at, n);
-        postcopy_fetch_send_request(ch, &frame, mask);
+        postcopy_fetch_send_request(mis, page->channel, &frame, mask);
     }
     return true;
 }

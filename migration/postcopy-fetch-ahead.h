@@ -21,20 +21,12 @@ bool postcopy_fetch_ahead(PostcopyFetchAhead *ahead,
                           MigrationIncomingState *mis, const PostcopyPage *page,
                           const PostcopyFault *fault, bool request);
 
-/* Of postcopy-fetch-dst.c */
-
-typedef struct PostcopyFetchChannel PostcopyFetchChannel;
-
-/* On which to request @page now: of few pages, on few */
-PostcopyFetchChannel *postcopy_fetch_channel(MigrationIncomingState *mis,
-                                             const PostcopyPage *page);
-
 /*
- * Send @request on @ch, or with @more put it into the buffer until the next one
- * is sent there.  Returns 0, or negative errno: recovery requests what is
- * outstanding.
+ * Of postcopy-fetch-dst.c: send @request on @channel, or with @more put it into
+ * the buffer until the next one is sent there.  Returns 0, or negative errno:
+ * recovery requests what is outstanding.
  */
-int postcopy_fetch_send_request(PostcopyFetchChannel *ch,
+int postcopy_fetch_send_request(MigrationIncomingState *mis, unsigned channel,
                                 const PostcopyFrame *request, bool more);
 
 #endif

@@ -1,8 +1,9 @@
 /*
  * Postcopy: fetch channels, on the destination
  *
- * Whoever misses a page writes its request to the page's channel; the
- * channel's thread reads what comes back, places it, and wakes who waits.
+ * Whoever misses a page writes its request to the page's channel.  A vCPU that
+ * waits then reads what comes back, places it, and wakes who else waits; if
+ * there is none, the channel's thread does.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -17,12 +18,12 @@
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "hw/boards.h"
+#include "io/channel-socket.h"
 #include "postcopy-fault.h"
 #include "postcopy-fetch.h"
 #include "postcopy-fetch-ahead.h"
+#include "postcopy-fetch-dst.h"
 #include "options.h"
-#include "postcopy-ram.h"
-#include "postcopy-receive.h"
 #include "qemu-file.h"
 #include "ram.h"
 #include "trace.h"
@@ -40,56 +41,21 @@
  */
 #define POSTCOPY_FETCH_SHARE 4
 
-/* Of pages, that much is placed at a time: QEMUFile's buffer is 32 KiB */
-#define POSTCOPY_FETCH_PART (16 * KiB)
+QEMU_BUILD_BUG_ON(POSTCOPY_REQUEST_CHANNELS < POSTCOPY_FETCH_CHANNELS_MAX);
 
-struct PostcopyFetchChannel {
-    MigrationIncomingState *mis;
-    unsigned id;
-    /* Protects what is below, and each request until it is in out */
-    QemuMutex lock;
-    /*
-     * The thread has been started: in is its own, and requests may be sent.
-     * Who starts and stops may read it without the lock.
-     */
-    bool active;
-    QemuThread thread;
-    /* The thread's, of POSTCOPY_FETCH_PART bytes */
-    void *part;
-    QEMUFile *in;
-    QEMUFile *out;
-    /* Block of the last frame in out */
-    RAMBlock *last;
-};
-
-typedef struct PostcopyFetch {
-    PostcopyFetchChannel channels[POSTCOPY_FETCH_CHANNELS_MAX];
-    PostcopyFetchCounts counts[POSTCOPY_FETCH_CHANNELS_MAX];
-    /* Made when channels are used for the first time; never freed */
-    PostcopyFetchAhead *ahead;
-    /*
-     * Protects what is below, and, after the channel's own lock, that a
-     * channel's in is there.  Held for no more than a shutdown().
-     */
-    QemuMutex lock;
-    /* Channels of which the source has told the end */
-    unsigned ended;
-    QemuCond changed;
-} PostcopyFetch;
-
-PostcopyFetchChannel *postcopy_fetch_channel(MigrationIncomingState *mis,
-                                             const PostcopyPage *page)
+static unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
+                                      const PostcopyPage *page)
 {
     uint64_t region = (uintptr_t)page->host / MAX(page->size,
                                                   POSTCOPY_FETCH_REGION);
-    unsigned outstanding = postcopy_requests_number(mis->page_requests);
+    /* One more: this page */
+    unsigned outstanding = postcopy_requests_number(mis->page_requests) + 1;
     unsigned n = MIN(DIV_ROUND_UP(outstanding, POSTCOPY_FETCH_SHARE),
                      migrate_postcopy_fetch_channels());
 
     /* Fibonacci hashing: what strides evenly uses all channels, too */
     region *= 0x9e3779b97f4a7c15;
-    /* The page itself may have come by the main channel since */
-    return &mis->fetch->channels[(region >> 32) % MAX(n, 1)];
+    return (region >> 32) % n;
 }
 
 /* Requesting: PostcopyFaultChannels */
@@ -99,14 +65,16 @@ static bool postcopy_fetch_used(void)
     return migrate_postcopy_fetch_channels();
 }
 
-int postcopy_fetch_send_request(PostcopyFetchChannel *ch,
+int postcopy_fetch_send_request(MigrationIncomingState *mis, unsigned channel,
                                 const PostcopyFrame *request, bool more)
 {
+    PostcopyFetchChannel *ch = &mis->fetch->channels[channel];
+
     QEMU_LOCK_GUARD(&ch->lock);
     if (!ch->active) {
         return -EIO;
     }
-    stat64_add(&ch->mis->fetch->counts[ch->id].requests, 1);
+    stat64_add(&mis->fetch->counts[channel].requests, 1);
     postcopy_frame_put(ch->out, request, &ch->last);
     return more ? 0 : qemu_fflush(ch->out);
 }
@@ -121,8 +89,7 @@ static int postcopy_fetch_request(MigrationIncomingState *mis,
         .length = page->size,
     };
 
-    return postcopy_fetch_send_request(postcopy_fetch_channel(mis, page),
-                                       &request, more);
+    return postcopy_fetch_send_request(mis, page->channel, &request, more);
 }
 
 static void postcopy_fetch_flush(MigrationIncomingState *mis)
@@ -145,11 +112,22 @@ static bool postcopy_fetch_request_ahead(MigrationIncomingState *mis,
     return postcopy_fetch_ahead(mis->fetch->ahead, mis, page, fault, request);
 }
 
+static void postcopy_fetch_receive(MigrationIncomingState *mis,
+                                   unsigned channel)
+{
+    postcopy_turn_want(&mis->fetch->channels[channel].turn);
+}
+
+
 static bool postcopy_fetch_wait_end(MigrationIncomingState *mis, int ms)
 {
     PostcopyFetch *fetch = mis->fetch;
     unsigned n = migrate_postcopy_fetch_channels();
 
+    qatomic_set(&fetch->ending, true);
+    for (unsigned i = 0; i < n; i++) {
+        postcopy_fetch_receive(mis, i);
+    }
     QEMU_LOCK_GUARD(&fetch->lock);
     if (fetch->ended < n) {
         qemu_cond_timedwait(&fetch->changed, &fetch->lock, ms);
@@ -159,8 +137,11 @@ static bool postcopy_fetch_wait_end(MigrationIncomingState *mis, int ms)
 
 static const PostcopyFaultChannels postcopy_fetch_fault_channels = {
     .used = postcopy_fetch_used,
+    .choose = postcopy_fetch_choose,
     .request = postcopy_fetch_request,
     .flush = postcopy_fetch_flush,
+    .receive = postcopy_fetch_receive,
+    .read = postcopy_fetch_read,
     .request_ahead = postcopy_fetch_request_ahead,
     .wait_end = postcopy_fetch_wait_end,
 };
@@ -175,6 +156,7 @@ void postcopy_fetch_init(MigrationIncomingState *mis)
         fetch->channels[i].mis = mis;
         fetch->channels[i].id = i;
         qemu_mutex_init(&fetch->channels[i].lock);
+        postcopy_turn_init(&fetch->channels[i].turn, postcopy_fetch_expected);
     }
     mis->fetch = fetch;
     postcopy_fault_set_channels(&postcopy_fetch_fault_channels);
@@ -320,121 +302,7 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
     }
 }
 
-/* Receiving */
-
-/* A huge page.  Its parts pass the QEMUFile's buffer. */
-static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
-                                       const PostcopyPage *page, bool zero)
-{
-    MigrationIncomingState *mis = ch->mis;
-    PostcopyTmpPage *tmp =
-        &mis->postcopy_tmp_pages[RAM_CHANNEL_PRECOPY + 1 + ch->id];
-    int ret;
-
-    tmp->host_addr = page->host;
-    tmp->all_zero = zero;
-    ret = postcopy_receive_begin(mis, tmp, page->rb);
-    if (ret) {
-        return ret;
-    }
-    if (!tmp->drop && !tmp->asked && !zero) {
-        return postcopy_receive_check(page, false);
-    }
-    if (!zero) {
-        qemu_get_buffer(ch->in, tmp->buffer, page->size);
-    } else if (tmp->buffer != tmp->tmp_huge_page) {
-        memset(tmp->buffer, 0, page->size);
-    }
-    return qemu_file_get_error(ch->in) ?:
-           postcopy_receive_end(mis, tmp, page->rb, tmp->buffer);
-}
-
-/* Small ones.  What is in the QEMUFile's buffer is placed from there. */
-static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
-                                        PostcopyPage page, unsigned n,
-                                        bool zero)
-{
-    if (zero) {
-        return postcopy_receive_pages(ch->mis, &page, n, NULL);
-    }
-    while (n) {
-        unsigned now = MIN(n, POSTCOPY_FETCH_PART / page.size);
-        void *data = ch->part;
-        int ret;
-
-        /* Valid until the next byte is read; in part if the connection ends */
-        qemu_get_buffer_in_place(ch->in, (uint8_t **)&data, now * page.size);
-        ret = qemu_file_get_error(ch->in) ?:
-              postcopy_receive_pages(ch->mis, &page, now, data);
-        if (ret) {
-            return ret;
-        }
-        page = postcopy_page_at(&page, now);
-        n -= now;
-    }
-    return 0;
-}
-
-/* What is behind the header of pages.  Reports errors of the contents. */
-static int postcopy_fetch_receive(PostcopyFetchChannel *ch,
-                                  const PostcopyFrame *frame)
-{
-    PostcopyFetchCounts *counts = &ch->mis->fetch->counts[ch->id];
-    PostcopyPage page = postcopy_page(frame->rb, frame->offset);
-    bool zero = frame->type == POSTCOPY_FRAME_ZERO;
-    unsigned n = frame->length / page.size;
-    int ret = 0;
-
-    stat64_add(&counts->frames, 1);
-    stat64_add(zero ? &counts->zero_pages : &counts->pages, n);
-    if (page.size == qemu_target_page_size()) {
-        return postcopy_fetch_receive_small(ch, page, n, zero);
-    }
-    for (; n && !ret; n--) {
-        ret = postcopy_fetch_receive_huge(ch, &page, zero);
-        page = postcopy_page_at(&page, 1);
-    }
-    return ret;
-}
-
-static void postcopy_fetch_ended(PostcopyFetch *fetch)
-{
-    QEMU_LOCK_GUARD(&fetch->lock);
-    fetch->ended++;
-    qemu_cond_broadcast(&fetch->changed);
-}
-
-/* Until the connection ends.  Returns whether that is as it should be. */
-static bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch)
-{
-    PostcopyFrame frame = { };
-    bool ended = false;
-    Error *err = NULL;
-
-    while (postcopy_frame_get(ch->in, &frame, true, &err)) {
-        trace_postcopy_fetch_receive(ch->id, frame.type, frame.offset,
-                                     frame.length);
-        if (ended) {
-            error_report("postcopy: fetch channel %u: a frame of type %u "
-                         "behind the end", ch->id, frame.type);
-            return false;
-        }
-        if (frame.type == POSTCOPY_FRAME_END) {
-            ended = true;
-            postcopy_fetch_ended(ch->mis->fetch);
-        } else if (postcopy_fetch_receive(ch, &frame)) {
-            return false;
-        }
-    }
-    /* That the connection has gone, the main one says for all */
-    if (!qemu_file_get_error(ch->in)) {
-        error_reportf_err(err, "postcopy: fetch channel %u: ", ch->id);
-        return false;
-    }
-    trace_postcopy_fetch_gone(ch->id, ended, error_get_pretty(err));
-    error_free(err);
-    return ended;
-}
+/* Starting, and stopping */
 
 static void *postcopy_fetch_thread(void *opaque)
 {
@@ -466,10 +334,18 @@ bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
         PostcopyFetchChannel *ch = &mis->fetch->channels[i];
         g_autofree char *name = g_strdup_printf("mig/dst/fetch%u", i);
 
+        QIOChannel *ioc = qemu_file_get_ioc(ch->in);
+
+        ch->frame = (PostcopyFrame) { };
+        ch->linger = ch->ended = ch->failed = false;
+        /* What TLS has read already, poll() does not know of */
+        postcopy_turn_start(&ch->turn,
+                            object_dynamic_cast(OBJECT(ioc),
+                                                TYPE_QIO_CHANNEL_SOCKET)
+                            ? QIO_CHANNEL_SOCKET(ioc)->fd : -1);
         WITH_QEMU_LOCK_GUARD(&ch->lock) {
             ch->active = true;
         }
-        ch->part = g_malloc(POSTCOPY_FETCH_PART);
         qemu_thread_create(&ch->thread, name, postcopy_fetch_thread, ch,
                            QEMU_THREAD_JOINABLE);
     }
@@ -482,17 +358,19 @@ void postcopy_fetch_stop(MigrationIncomingState *mis)
 
     /* Who starts and stops is one thread at a time: active stays as it is */
     postcopy_fetch_break_incoming(mis);
+    qatomic_set(&fetch->ending, true);
     for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
         PostcopyFetchChannel *ch = &fetch->channels[i];
 
         if (ch->active) {
+            postcopy_turn_want(&ch->turn);
             qemu_thread_join(&ch->thread);
-            g_free(ch->part);
         }
         QEMU_LOCK_GUARD(&ch->lock);
         ch->active = false;
         postcopy_fetch_close_channel(ch);
     }
+    qatomic_set(&fetch->ending, false);
     WITH_QEMU_LOCK_GUARD(&fetch->lock) {
         fetch->ended = 0;
     }

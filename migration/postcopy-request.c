@@ -48,8 +48,9 @@ struct PostcopyRequests {
     bool active;
     /* Address of a host page -> PostcopyRequest */
     GHashTable *pages;
-    /* How many there are.  Atomic: read without the lock */
+    /* How many there are, and by which connection: read without the lock */
     unsigned number;
+    unsigned numbers[POSTCOPY_REQUEST_CHANNELS];
     /* Entries that the sender is to send */
     QTAILQ_HEAD(, PostcopyRequest) deferred;
     /* Pages that are being placed, PostcopyClaimed: one for each channel */
@@ -70,10 +71,14 @@ struct PostcopyRequests {
 
 typedef QSLIST_HEAD(, PostcopyWaiter) PostcopyWaiterList;
 
-/* Under the lock, after entries have come or gone */
-static void postcopy_requests_counted(PostcopyRequests *r)
+/* Under the lock: an entry has come, or goes */
+static void postcopy_request_counted(PostcopyRequests *r,
+                                     PostcopyRequest *req, int n)
 {
-    qatomic_set(&r->number, g_hash_table_size(r->pages));
+    unsigned *number = &r->numbers[req->page.channel];
+
+    qatomic_set(&r->number, r->number + n);
+    qatomic_set(number, *number + n);
 }
 
 static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
@@ -88,7 +93,7 @@ static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
     }
     *req = (PostcopyRequest) { .page = *page, .since = get_clock() };
     g_hash_table_insert(r->pages, page->host, req);
-    postcopy_requests_counted(r);
+    postcopy_request_counted(r, req, 1);
     return req;
 }
 
@@ -124,7 +129,20 @@ static void postcopy_request_end(PostcopyRequests *r, PostcopyRequest *req,
     if (req->deferred) {
         QTAILQ_REMOVE(&r->deferred, req, next_deferred);
     }
+    postcopy_request_counted(r, req, -1);
     QSLIST_INSERT_HEAD(&r->free_requests, req, next_free);
+}
+
+static void postcopy_waiter_wake(PostcopyWaiter *waiter)
+{
+    EventNotifier *notifier;
+
+    /* A full barrier: the waiter sees why it is woken, or is seen to poll() */
+    qemu_event_set(&waiter->woken);
+    notifier = qatomic_read(&waiter->notifier);
+    if (notifier) {
+        event_notifier_set(notifier);
+    }
 }
 
 /* System calls, outside of the lock */
@@ -143,7 +161,7 @@ static void postcopy_wake_waiters(PostcopyWaiterList *wake)
          * then looks once too often.
          */
         qatomic_store_release(&waiter->done, true);
-        qemu_event_set(&waiter->woken);
+        postcopy_waiter_wake(waiter);
     }
 }
 
@@ -152,7 +170,8 @@ PostcopyPage postcopy_page_at(const PostcopyPage *page, int64_t n)
     ssize_t bytes = n * (ssize_t)page->size;
 
     return (PostcopyPage) {
-        page->rb, page->start + bytes, page->host + bytes, page->size
+        page->rb, page->start + bytes, page->host + bytes, page->size,
+        page->channel
     };
 }
 
@@ -225,7 +244,6 @@ void postcopy_requests_stop(PostcopyRequests *r)
             postcopy_request_end(r, value, &wake);
         }
         g_hash_table_remove_all(r->pages);
-        postcopy_requests_counted(r);
     }
     postcopy_wake_waiters(&wake);
 }
@@ -289,6 +307,7 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
     if (waiter) {
         qemu_event_reset(&waiter->woken);
         waiter->done = false;
+        qatomic_set(&waiter->kicked, false);
     }
 
     QEMU_LOCK_GUARD(&r->lock);
@@ -313,6 +332,7 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
 
     if (waiter) {
         waiter->page = received ? NULL : page->host;
+        waiter->channel = received ? 0 : req->page.channel;
         r->counts.populated += received;
         r->counts.exits += !received && !known;
     } else {
@@ -402,19 +422,14 @@ static bool postcopy_waiter_leave(PostcopyRequests *r, PostcopyWaiter *waiter)
 bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
 {
     /* A page or a kick that came since postcopy_request_begin() ends it */
-    while (true) {
-        qemu_event_wait(&waiter->woken);
-        if (qatomic_load_acquire(&waiter->done)) {
-            return true;
-        }
-        if (postcopy_waiter_leave(r, waiter)) {
+    while (!qatomic_load_acquire(&waiter->done)) {
+        if (qatomic_read(&waiter->kicked) && postcopy_waiter_leave(r, waiter)) {
             return false;
         }
+        qemu_event_wait(&waiter->woken);
         qemu_event_reset(&waiter->woken);
-        if (qatomic_load_acquire(&waiter->done)) {
-            return true;
-        }
     }
+    return true;
 }
 
 static void postcopy_claim_end(PostcopyRequests *r, const PostcopyPage *page)
@@ -466,7 +481,6 @@ bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
 
             uffd |= postcopy_request_come(r, &each, &wake);
         }
-        postcopy_requests_counted(r);
         postcopy_claim_end(r, page);
         if (woke || uffd) {
             r->counts.wakes++;
@@ -657,6 +671,11 @@ unsigned postcopy_requests_number(PostcopyRequests *r)
     return qatomic_read(&r->number);
 }
 
+unsigned postcopy_requests_number_of(PostcopyRequests *r, unsigned channel)
+{
+    return qatomic_read(&r->numbers[channel]);
+}
+
 void postcopy_waiter_init(PostcopyWaiter *waiter)
 {
     *waiter = (PostcopyWaiter) { };
@@ -670,5 +689,11 @@ void postcopy_waiter_destroy(PostcopyWaiter *waiter)
 
 void postcopy_waiter_kick(PostcopyWaiter *waiter)
 {
-    qemu_event_set(&waiter->woken);
+    qatomic_set(&waiter->kicked, true);
+    postcopy_waiter_wake(waiter);
+}
+
+bool postcopy_waiter_is_woken(PostcopyWaiter *waiter)
+{
+    return qatomic_load_acquire(&waiter->done) || qatomic_read(&waiter->kicked);
 }

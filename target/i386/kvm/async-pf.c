@@ -55,6 +55,9 @@ static __thread struct {
     uint64_t rip;
     /* The guest knows no tokens but those that it was told here */
     bool clean;
+    /* The guest has enabled them when that was looked at last, if it was */
+    bool enabled;
+    bool looked;
 } async_pf;
 
 static int async_pf_set_msr(CPUState *cs, uint32_t index, uint64_t value)
@@ -89,7 +92,9 @@ static bool async_pf_get_msrs(CPUState *cs, Msrs *m)
     }
     m->en = msrs.entries[0].data;
     m->vector = msrs.entries[1].data & KVM_ASYNC_PF_VEC_MASK;
-    return (m->en & wanted) == wanted;
+    async_pf.enabled = (m->en & wanted) == wanted;
+    async_pf.looked = true;
+    return async_pf.enabled;
 }
 
 static uint32_t async_pf_read_data(const Msrs *m, unsigned offset)
@@ -158,9 +163,13 @@ static bool async_pf_in_kernel(CPUState *cs)
     struct kvm_run *run = cs->kvm_run;
     Msrs m;
 
+    /*
+     * A write of the guest's would have been seen.  An INIT would not: this is
+     * about speed alone.
+     */
     return !(run->flags & (KVM_RUN_X86_SMM | KVM_RUN_X86_GUEST_MODE)) &&
-           run->kvm_valid_regs == SYNC_REGS &&
-           !run->s.regs.sregs.ss.dpl && async_pf_get_msrs(cs, &m);
+           run->kvm_valid_regs == SYNC_REGS && !run->s.regs.sregs.ss.dpl &&
+           (async_pf.looked ? async_pf.enabled : async_pf_get_msrs(cs, &m));
 }
 
 static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
@@ -316,6 +325,7 @@ void kvm_async_pf_reset(CPUState *cs)
     PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
 
     async_pf.clean = false;
+    async_pf.looked = false;
     if (v) {
         postcopy_async_forget(v);
         postcopy_async_drained();

@@ -1,0 +1,74 @@
+/*
+ * Postcopy: fetch channels, on the destination: what its files share
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef MIGRATION_POSTCOPY_FETCH_DST_H
+#define MIGRATION_POSTCOPY_FETCH_DST_H
+
+#include "postcopy-fetch.h"
+#include "postcopy-fetch-ahead.h"
+#include "postcopy-frame.h"
+#include "postcopy-turn.h"
+#include "qemu-file.h"
+
+typedef struct PostcopyFetchChannel {
+    MigrationIncomingState *mis;
+    unsigned id;
+    /* Protects what is below, and each request until it is in out */
+    QemuMutex lock;
+    /*
+     * The thread has been started: requests may be sent, and there is a turn.
+     * Who starts and stops may read it without the lock.
+     */
+    bool active;
+    QemuThread thread;
+    QEMUFile *in;
+    QEMUFile *out;
+    /* Block of the last frame in out */
+    RAMBlock *last;
+
+    /* Whose turn it is has in, and what is below, while active */
+    PostcopyTurn turn;
+    /* The last frame; and what is to come of its pages yet, or length 0 */
+    PostcopyFrame frame;
+    /* It was of zeros: more of these may come */
+    bool linger;
+    bool ended;
+    /* There was an error in what came, which has been reported */
+    bool failed;
+} PostcopyFetchChannel;
+
+typedef struct PostcopyFetch {
+    PostcopyFetchChannel channels[POSTCOPY_FETCH_CHANNELS_MAX];
+    PostcopyFetchCounts counts[POSTCOPY_FETCH_CHANNELS_MAX];
+    /* Made when channels are used for the first time; never freed */
+    PostcopyFetchAhead *ahead;
+    /* Atomic: threads read until the end */
+    bool ending;
+    /*
+     * Protects what is below, and, after the channel's own lock, that a
+     * channel's in is there.  Held for no more than a shutdown().
+     */
+    QemuMutex lock;
+    /* Channels of which the source has told the end */
+    unsigned ended;
+    QemuCond changed;
+} PostcopyFetch;
+
+/* Of postcopy-fetch-receive.c */
+
+/* PostcopyFaultChannels.read() */
+void postcopy_fetch_read(MigrationIncomingState *mis, PostcopyWaiter *waiter);
+
+/* PostcopyTurn.expected(), for .turn of a PostcopyFetchChannel */
+unsigned postcopy_fetch_expected(PostcopyTurn *turn);
+
+/*
+ * In the channel's thread: receive until the connection ends.  Returns whether
+ * that is as it should be.
+ */
+bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch);
+
+#endif
