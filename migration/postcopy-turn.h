@@ -4,8 +4,8 @@
  * Answers to the requests of many threads come by one connection.  One of the
  * vCPUs that wait for an answer reads for all, until its own has come: so it
  * need not be woken by a thread that was woken to read.  The connection's own
- * thread reads if no vCPU waits for what is to come; and if that is so much
- * that it would not sleep, while a vCPU has to be woken for each turn.
+ * thread reads what no vCPU waits for; and the answers to several requests,
+ * for which it hardly sleeps, while each turn of a vCPU costs a wake-up.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -18,8 +18,8 @@
 #include "qemu/thread.h"
 #include "postcopy-request.h"
 
-/* The turn is a vCPU's if no more pages than that are to come */
-#define POSTCOPY_TURN_PAGES 4
+/* The turn passes to a vCPU if no more pages than that are to come: its own */
+#define POSTCOPY_TURN_PAGES 1
 
 typedef struct PostcopyTurn {
     /*

@@ -17,10 +17,10 @@ import time
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
 from tests.lab import program
-from tests.lab.lab import Lab
+from tests.lab.lab import HIGHRES, Lab
 from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
-from tests.lab.network import APPEND, Network, programs
+from tests.lab.network import Network, programs
 from tests.lab.pair import MIB, STOCK, until
 from tests.lab.paths import below
 from tests.lab.program import ProgramError, say
@@ -185,7 +185,7 @@ def run(options):
     arm = options.arch == "aarch64"
     network = None
     try:
-        with Lab(name=below("bench-async", options.arch), memory_mb=3072, append=APPEND,
+        with Lab(name=below("bench-async", options.arch), memory_mb=3072, append=HIGHRES,
                  extra=[] if arm else programs(), arch=options.arch) as lab:
             network = None if arm else Network(lab, options.delay, 0)
             for n in range(options.rounds):

@@ -27,8 +27,8 @@ from tests.bench import bench, pictures
 from tests.bench.bench import Figures
 from tests.bench.host import EXIT_ON_MISSING, Host
 from tests.lab import interface, peer, program
-from tests.lab.lab import Lab
-from tests.lab.network import APPEND, Network, programs
+from tests.lab.lab import HIGHRES, Lab
+from tests.lab.network import Network, programs
 from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import qemu
 from tests.lab.peer import PEER
@@ -367,7 +367,7 @@ def where(options):
     say("boot the lab")
     strace = shutil.which("strace")
     return Lab(name="bench", memory_mb=2048 + 6 * options.memory, hugepages=hugepages,
-               append=APPEND if options.network else "", icount=options.icount,
+               append=HIGHRES if options.network else "", icount=options.icount,
                extra=[*([strace] if options.count and strace else []), *(programs() if options.network else [])])
 
 

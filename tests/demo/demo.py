@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tests.demo import picture
 from tests.lab import network, program
-from tests.lab.lab import MACHINES, Lab
+from tests.lab.lab import HIGHRES, MACHINES, Lab
 from tests.lab.pair import FORK, STOCK, Pair, until
 from tests.lab.paths import REPORTS, ROOT, below
 from tests.lab.program import aligned, quantile, say
@@ -183,7 +183,7 @@ def run(options):
     linked = options.compare == "stock"
     say("boot the lab")
     results, passes = [], []
-    with Lab(name=below("demo", options.arch), arch=options.arch, append=network.APPEND if linked else "",
+    with Lab(name=below("demo", options.arch), arch=options.arch, append=HIGHRES if linked else "",
              extra=network.programs() if linked else ()) as lab:
         say("the lab is up")
         link = network.Network(lab, DELAY_US, 0) if linked else None

@@ -45,6 +45,8 @@ class Machine:
     cpu: str
     linux: tuple[str, ...]
 
+# Of Linux's command line, in place of ticks of 10 ms: netem needs it.
+HIGHRES = "highres=on"
 
 MACHINES = {
     "x86_64": Machine(
@@ -312,7 +314,7 @@ class Lab:
         append = [*self.machine.linux, "panic=-1", f"hugepages={self.hugepages}",
                   *interface.boot_words(interface.chosen())]
         if self.icount:
-            append += ["highres=on"]        # Timers cost no more than instructions.
+            append += [HIGHRES]     # Timers cost no more than instructions.
         if self.arch == "x86_64":
             append += [f"tsc_early_khz={1_000_000 if self.icount else tsc_khz()}"]
         serial = f"file,path={self.serial_log}"

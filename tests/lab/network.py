@@ -9,8 +9,6 @@ from tests.lab.program import ProgramError
 
 SPACE = "destination"
 HERE, THERE = "10.9.0.1", "10.9.0.2"
-# Linux's timers in the lab are ticks of 10 ms otherwise; netem needs finer ones.
-APPEND = "highres=on"
 # Packets in a queue: more than a TCP window has, as a queue that is full would lose some.
 QUEUE_PACKETS = 100000
 

@@ -6,9 +6,9 @@ import os
 import pytest
 
 from tests.lab import tls
-from tests.lab.lab import CommandFailed, Lab
+from tests.lab.lab import HIGHRES, CommandFailed, Lab
 from tests.lab.libvirt import ADDRESS, LAB, PORT, Hosts, domain
-from tests.lab.network import APPEND, programs
+from tests.lab.network import programs
 from tests.lab.pair import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("libvirt")]
@@ -21,7 +21,7 @@ POSTCOPY = "--postcopy --postcopy-after-precopy --bandwidth 32 --postcopy-bandwi
 
 @pytest.fixture(scope="module")
 def machine():
-    with Lab(name="libvirt", memory_mb=4096, append=APPEND, extra=programs()) as lab:
+    with Lab(name="libvirt", memory_mb=4096, append=HIGHRES, extra=programs()) as lab:
         yield lab
 
 

@@ -15,7 +15,7 @@
 #define VCPUS 4
 #define ROUNDS 20
 /* In the test of one turn after the other */
-#define EXPECTED 2
+#define EXPECTED POSTCOPY_TURN_PAGES
 
 /* Any distinct addresses will do */
 static char host_memory[PAGES * PAGE];
