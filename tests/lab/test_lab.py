@@ -71,7 +71,7 @@ def test_kernel_interface_hidden_at_run_time(lab):
         assert tap(lab.run(f"{abi(lab.arch)} --hidden")) > 20
 
 
-@on_both(quick=True)
+@on_both()
 def test_userfault_interface(lab):
     with interface.offered(lab, interface.USERFAULT):
         assert tap(lab.run(f"{abi(lab.arch)} --userfault")) > 60

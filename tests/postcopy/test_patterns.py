@@ -80,7 +80,7 @@ def test_mapped_at_once(lab):
     assert taken < 2 * pages + exits / 2
 
 
-@on_both("exits", EXITS, quick=["on"])
+@on_both("exits", EXITS)
 def test_same_page(lab, exits):
     faults, _ = migrate(lab, exits, pattern="shared")
     if exits == "on":
@@ -95,7 +95,7 @@ def test_shared_memory(lab, exits, backend):
 
 
 @on_both("exits, backend",
-         choices(EXITS, HUGETLB, quick=[("on", "memfd"), ("off", "memfd")]))
+         choices(EXITS, HUGETLB, quick=[("on", "memfd")]))
 def test_same_huge_page(lab, exits, backend):
     faults, _ = migrate(lab, exits, at_least=5, pattern="samehuge", memory_mb=64, mem=48,
                         bandwidth=16 * MIB, backend=HUGETLB[backend])

@@ -153,7 +153,7 @@ FETCH: dict[str, Any] = {"fetch": 4}
 
 
 @pytest.mark.parametrize("backend, channels", [
-    pytest.param(None, PREEMPT, id="anonymous-preempt"),
+    pytest.param(None, PREEMPT, id="anonymous-preempt", marks=slow),
     pytest.param(BACKENDS["hugetlb"], ONE_CHANNEL, id="hugetlb-one-channel", marks=slow),
     pytest.param(None, FETCH, id="anonymous-fetch"),
     pytest.param(None, ONE_CHANNEL, id="anonymous-one-channel", marks=slow),
@@ -171,7 +171,7 @@ MONITOR = 4200     # of the destination, in L1
 
 
 @pytest.mark.parametrize("channels, encrypted, trouble", [
-    pytest.param(PREEMPT, True, "cut", id="preempt-tls-cut"),
+    pytest.param(PREEMPT, True, "cut", id="preempt-tls-cut", marks=slow),
     pytest.param(FETCH, False, "pause", id="fetch-pause"),
     pytest.param(PREEMPT, False, "pause", id="preempt-pause", marks=slow),
     pytest.param(ONE_CHANNEL, True, "pause", id="one-channel-tls-pause", marks=slow),

@@ -7,7 +7,7 @@ from tests.lab.pair import FORK, INJECT, STOCK
 from tests.lab.snapshot import BACKENDS, SNAPSHOT, Machine
 from tests.lab.text import search
 
-QUICK = ("anonymous", "hugetlb")
+QUICK = ("anonymous",)
 
 
 @pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow)
