@@ -337,7 +337,7 @@ bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
         QIOChannel *ioc = qemu_file_get_ioc(ch->in);
 
         ch->frame = (PostcopyFrame) { };
-        ch->linger = ch->ended = ch->failed = false;
+        ch->zeros = ch->ended = ch->failed = false;
         /* What TLS has read already, poll() does not know of */
         postcopy_turn_start(&ch->turn,
                             object_dynamic_cast(OBJECT(ioc),

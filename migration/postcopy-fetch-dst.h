@@ -33,8 +33,8 @@ typedef struct PostcopyFetchChannel {
     PostcopyTurn turn;
     /* The last frame; and what is to come of its pages yet, or length 0 */
     PostcopyFrame frame;
-    /* It was of zeros: more of these may come */
-    bool linger;
+    /* It was of zeros: more of these may come, unasked */
+    bool zeros;
     bool ended;
     /* There was an error in what came, which has been reported */
     bool failed;

@@ -10,7 +10,6 @@
 #include "qemu/osdep.h"
 #include "qemu/error-report.h"
 #include "qemu/lockable.h"
-#include "qemu/timer.h"
 #include "qapi/error.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
@@ -20,12 +19,6 @@
 #include "postcopy-receive.h"
 #include "ram.h"
 #include "trace.h"
-
-/*
- * Zeros around a page are sent behind it, unasked: so long the thread reads on
- * for them
- */
-#define POSTCOPY_FETCH_LINGER_NS SCALE_MS
 
 /* A huge page.  Its parts pass the QEMUFile's buffer. */
 static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
@@ -117,7 +110,7 @@ static void postcopy_fetch_receive_frame(PostcopyFetchChannel *ch)
     }
     trace_postcopy_fetch_receive(ch->id, frame->type, frame->offset,
                                  frame->length);
-    ch->linger = frame->type == POSTCOPY_FRAME_ZERO;
+    ch->zeros = frame->type == POSTCOPY_FRAME_ZERO;
     if (ch->ended) {
         error_report("postcopy: fetch channel %u: a frame of type %u "
                      "behind the end", ch->id, frame->type);
@@ -168,7 +161,7 @@ unsigned postcopy_fetch_expected(PostcopyTurn *turn)
     PostcopyFetchChannel *ch = container_of(turn, PostcopyFetchChannel, turn);
     unsigned n = postcopy_requests_number_of(ch->mis->page_requests, ch->id);
 
-    return MAX(n, ch->linger || qatomic_read(&ch->mis->fetch->ending));
+    return MAX(n, ch->zeros || qatomic_read(&ch->mis->fetch->ending));
 }
 
 void postcopy_fetch_read(MigrationIncomingState *mis, PostcopyWaiter *waiter)
@@ -192,7 +185,6 @@ void postcopy_fetch_read(MigrationIncomingState *mis, PostcopyWaiter *waiter)
 
 bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch)
 {
-    GPollFD fd = { .fd = ch->turn.fd, .events = G_IO_IN };
     Error *err = NULL;
 
     do {
@@ -200,9 +192,6 @@ bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch)
             postcopy_fetch_take_in(ch, true);
             if (ch->failed) {
                 return false;
-            }
-            if (ch->linger && fd.fd >= 0) {
-                ch->linger = qemu_poll_ns(&fd, 1, POSTCOPY_FETCH_LINGER_NS) > 0;
             }
         } while (!qemu_file_get_error(ch->in) &&
                  postcopy_turn_offer(&ch->turn));

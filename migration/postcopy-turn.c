@@ -45,6 +45,7 @@ bool postcopy_turn_take(PostcopyTurn *turn, PostcopyWaiter *waiter)
             qatomic_set(&turn->reader, waiter);
             return true;
         }
+        turn->asked = true;
         QTAILQ_INSERT_TAIL(&turn->waiting, waiter, next_waiting);
     }
     while (!postcopy_waiter_is_woken(waiter) &&
@@ -119,7 +120,8 @@ bool postcopy_turn_offer(PostcopyTurn *turn)
         return false;
     }
     WITH_QEMU_LOCK_GUARD(&turn->lock) {
-        next = postcopy_turn_next(turn, false);
+        next = turn->asked ? postcopy_turn_next(turn, false) : thread;
+        turn->asked = turn->asked && next == thread;
     }
     if (next == thread) {
         return false;

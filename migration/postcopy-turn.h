@@ -34,6 +34,8 @@ typedef struct PostcopyTurn {
      * lock.  What belongs to the turn passes with the lock.
      */
     PostcopyWaiter *reader;
+    /* A vCPU has waited since the turn left the thread last */
+    bool asked;
     /* vCPUs that wait for an answer, or for the turn */
     QTAILQ_HEAD(, PostcopyWaiter) waiting;
     /* The connection's thread */
@@ -75,8 +77,8 @@ bool postcopy_turn_sleep(PostcopyTurn *turn, PostcopyWaiter *waiter);
 void postcopy_turn_pass(PostcopyTurn *turn, bool to_thread);
 
 /*
- * In the thread: the same, and sleep until it is its turn again.  Returns false
- * if the turn has stayed with it.
+ * In the thread: the same, and sleep until it is its turn again; but the turn
+ * stays with it, and false is returned, as long as no vCPU waits.
  */
 bool postcopy_turn_offer(PostcopyTurn *turn);
 

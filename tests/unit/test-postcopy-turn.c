@@ -326,7 +326,11 @@ static void test_order(void)
     g_assert_false(postcopy_turn_offer(&o.turn));
     g_assert(o.turn.reader == &o.turn.thread);
 
+    /* Or as long as no vCPU has waited */
     postcopy_turn_start(&o.turn, STDIN_FILENO);
+    g_assert_false(postcopy_turn_offer(&o.turn));
+    g_assert(o.turn.reader == &o.turn.thread);
+
     postcopy_turn_pass(&o.turn, false);
     g_assert_null(o.turn.reader);
 
