@@ -69,7 +69,7 @@ static bool postcopy_fetch_is_huge(const PostcopyFrame *frame)
            qemu_ram_pagesize(frame->rb) != qemu_target_page_size();
 }
 
-/* Pages of the last frame.  Returns how many.  Reports errors of the contents. */
+/* Pages of the last frame: returns how many.  Reports errors of contents. */
 static unsigned postcopy_fetch_receive_pages(PostcopyFetchChannel *ch)
 {
     PostcopyFrame *frame = &ch->frame;
@@ -130,7 +130,7 @@ static bool postcopy_fetch_needs_thread(PostcopyFetchChannel *ch)
            postcopy_fetch_is_huge(&ch->frame);
 }
 
-/* All that is in the buffer.  Does not wait, but for the rest of a huge page. */
+/* All that is in the buffer.  Waits for nothing but the rest of a huge page. */
 static void postcopy_fetch_take_in(PostcopyFetchChannel *ch, bool huge)
 {
     while (!ch->failed) {

@@ -59,6 +59,7 @@ bool postcopy_turn_take(PostcopyTurn *turn, PostcopyWaiter *waiter)
     return turn->reader == waiter;
 }
 
+#ifdef CONFIG_POSIX
 bool postcopy_turn_sleep(PostcopyTurn *turn, PostcopyWaiter *waiter)
 {
     GPollFD fds[] = {
@@ -78,6 +79,13 @@ bool postcopy_turn_sleep(PostcopyTurn *turn, PostcopyWaiter *waiter)
     qatomic_set(&waiter->notifier, NULL);
     return fds[0].revents;
 }
+#else
+/* There, no vCPU leaves its accelerator for a missing page */
+bool postcopy_turn_sleep(PostcopyTurn *turn, PostcopyWaiter *waiter)
+{
+    g_assert_not_reached();
+}
+#endif
 
 /* With the lock.  Returns who is to be woken, or NULL. */
 static PostcopyWaiter *postcopy_turn_next(PostcopyTurn *turn, bool to_thread)
