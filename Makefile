@@ -79,9 +79,8 @@ tsan: build      ## build the unit tests with ThreadSanitizer: build/tsan
 check-quick: tests tsan ## under two minutes: style, series, unit tests
 	$(call TIER,quick)
 
-# Two at a time: with a warm cache, most of it is configuring, which has one thread.
-check: build     ## check-quick but for ThreadSanitizer, QEMU's migration qtests on TCG, the tests in the lab
-	@$(MAKE) -s -j2 STOCK= stock inject guest kernel aarch64
+check: STOCK =
+check: stock inject guest kernel aarch64 ## check-quick but for ThreadSanitizer, QEMU's migration qtests on TCG, the tests in the lab
 	$(call TIER,lab)
 
 check-slow: stock inject tsan guest kernel aarch64 ## all tests there are, in two hours or more; PART=2/4: of four parts of them, the second
