@@ -45,6 +45,7 @@ class Machine:
     cpu: str
     linux: tuple[str, ...]
 
+
 # Of Linux's command line, in place of ticks of 10 ms: netem needs it.
 HIGHRES = "highres=on"
 
