@@ -445,11 +445,11 @@ def main():
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="kinds of memory (all)")
     parser.add_argument("--rounds", type=int, help="migrations of each kind (5); 0: only --count")
     parser.add_argument("--quick", action="store_true", help="2 rounds, anonymous memory")
-    parser.add_argument("--host", action="store_true",
-                        help="on this machine, not in the lab; exits on only if its KVM has "
-                        f"{EXIT_ON_MISSING}")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--host", action="store_true",
+                       help=f"on this machine, not in the lab; exits on only if its KVM has {EXIT_ON_MISSING}")
+    bench.add_icount(place)
     parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
-    bench.add_icount(parser)
     parser.add_argument("--count", action="store_true",
                         help="then once more under strace, to count the destination's system calls")
     parser.add_argument("--no-preempt", dest="preempt", action="store_false",
@@ -479,8 +479,6 @@ def main():
     options.name = options.name or ("bench-postcopy-host" if options.host else "bench-postcopy")
     if (options.peer or options.bitmap) and options.host:
         parser.error("--peer and --bitmap are for the lab")
-    if options.icount and options.host:
-        parser.error("--icount is for the lab")
     if options.network and options.host:
         parser.error("--delay and --bandwidth are for the lab: they need a network name space")
     if options.rounds is None:
