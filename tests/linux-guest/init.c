@@ -56,8 +56,8 @@ static struct parameter {
                                            time is ahead by that many seconds: TAI - UTC */
     { "disk", 0 },                      /* MiB of /dev/vda that a thread writes and reads, in twice
                                            as much memory */
-    { "kexec", 0 },                     /* ms after which the kernel of /dev/vda takes over, with the
-                                           initial RAM disk of /dev/vdb */
+    { "kexec", 0 },                     /* ms after "ready" at which the kernel of /dev/vda takes over,
+                                           with the initial RAM disk of /dev/vdb */
 };
 
 enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, HUGE, PTP, DISK, KEXEC };
@@ -447,13 +447,11 @@ static int copied(const char *from, const char *to)
 }
 
 /* The other kernel has the same parameters, but for this one */
-static void *other_kernel(void *opaque)
+static void load_kernel(void)
 {
     char line[4096] = "";
     FILE *f = fopen("/proc/cmdline", "r");
-    uint64_t now;
 
-    (void)opaque;
     if (!fgets(line, sizeof(line) - sizeof(" guest.kexec=0"), f)) {
         complain("command line", 0, errno, 0);
     }
@@ -463,10 +461,12 @@ static void *other_kernel(void *opaque)
                 strlen(line) + 1, line, 0)) {
         complain("kexec", 0, errno, 0);
     }
-    now = now_us(CLOCK_MONOTONIC);
-    if (now < P(KEXEC) * 1000) {
-        usleep(P(KEXEC) * 1000 - now);
-    }
+}
+
+static void *other_kernel(void *opaque)
+{
+    (void)opaque;
+    usleep(P(KEXEC) * 1000);
     reboot(RB_KEXEC);
     complain("kexec", 1, errno, 0);
     return NULL;
@@ -621,6 +621,12 @@ int main(void)
     if (P(PTP)) {
         start_ptp();
     }
+    if (P(DISK) || P(KEXEC)) {
+        load_driver("/virtio_blk.ko");
+    }
+    if (P(KEXEC)) {
+        load_kernel();
+    }
     atomic_fetch_add(&writes[0], 0);
     atomic_fetch_add(&computed[0], 0);
     say("at writer=%lu computer=%lu\n", physical(writes), physical(computed));
@@ -637,9 +643,6 @@ int main(void)
     }
     for (unsigned long i = 0; i < P(CLOCKS); i++) {
         start(clock_reader, i, i % cpus, 0);
-    }
-    if (P(DISK) || P(KEXEC)) {
-        load_driver("/virtio_blk.ko");
     }
     if (P(DISK)) {
         start(disk_user, 0, -1, 0);
