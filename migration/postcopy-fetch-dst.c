@@ -118,7 +118,6 @@ static void postcopy_fetch_receive(MigrationIncomingState *mis,
     postcopy_turn_want(&mis->fetch->channels[channel].turn);
 }
 
-
 static bool postcopy_fetch_wait_end(MigrationIncomingState *mis, int ms)
 {
     PostcopyFetch *fetch = mis->fetch;
@@ -333,7 +332,6 @@ bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
     for (unsigned i = 0; i < n; i++) {
         PostcopyFetchChannel *ch = &mis->fetch->channels[i];
         g_autofree char *name = g_strdup_printf("mig/dst/fetch%u", i);
-
         QIOChannel *ioc = qemu_file_get_ioc(ch->in);
 
         ch->frame = (PostcopyFrame) { };
