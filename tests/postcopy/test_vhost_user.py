@@ -28,7 +28,8 @@ class DiskPair(LinuxPair):
     """The guest's disk is a process on each side; both have the same file."""
 
     def __init__(self, lab, memory="memfd", **options):
-        # MiB.  Processors touch the ends of its memory; the rest of each half is the backend's to miss first.
+        # MiB.  The backend reads each page of what it writes to the disk before a processor changes it: of such
+        # memory are the backend's faults, and there must be huge pages that hold nothing else.
         self.disk = 8 if memory == "hugetlb" else 2
         super().__init__(lab, backend=MEMORY[memory], disk=self.disk, **LOAD | options)
         self.file = f"{lab.tmp}/disk"
