@@ -40,22 +40,28 @@ def test_time_by_instructions():
     with Lab(name="icount", icount=True) as lab:
         lab.run("head -c 32m /dev/zero >/tmp/zeros", check=True)
 
-        def took_s():
-            output = lab.run("time -p sha256sum /tmp/zeros", check=True).output
+        def took_s(work):
+            output = lab.run(f"time -p {work}", check=True).output
             found = re.search(r"^real ([\d.]+)$", output, re.M)
             assert found, output
             return float(found[1])
 
-        alone = took_s()
+        summing = "sha256sum /tmp/zeros"
+        alone = took_s(summing)
         others = [subprocess.Popen(["yes"], stdout=subprocess.DEVNULL) for _ in range(2 * (os.cpu_count() or 1))]
         try:
-            beside = took_s()
+            beside = took_s(summing)
         finally:
             for other in others:
                 other.kill()
                 other.wait()
         assert alone > 0.5
         assert beside == pytest.approx(alone, rel=0.05)
+
+        # An instruction copies more than a byte
+        n = 32
+        copying = f"sh -c 'for i in $(seq {n}); do dd if=/tmp/zeros of=/dev/null bs=64k; done'"
+        assert took_s(copying) < 0.75 * n * (32 << 20) / 1e9
 
 
 # The kernel
