@@ -27,9 +27,11 @@ FRAME = re.compile(r"(#\d+ ).*\((qemu-system-\w+)\+(0x[0-9a-f]+)\)")
 ACCESS = re.compile(r"^ *(?:Previous )?(?:[Aa]tomic )?(?:[Rr]ead|[Ww]rite) of size .*?(?=\n\n|\Z)",
                     re.DOTALL | re.MULTILINE)
 # QEMU's way: all who kick a vCPU set CPUState.thread_kicked, and all who shut a QEMUFile down mark it with the same
-# error, without a lock; object_unref() reads the count once more than it changes it.
+# error, without a lock, while the thread that closes it looks whether it has one, again and again;
+# object_unref() reads the count once more than it changes it.
 KNOWN = {"cpus_kick_thread", "kvm_exit_on_missing_kick", "qemu_file_shutdown", "qemu_file_set_error_obj",
-         "postcopy_fault_channel_broken", "postcopy_fetch_failed", "postcopy_fetch_open_one"}
+         "postcopy_fault_channel_broken", "postcopy_fault_channel_is_broken", "postcopy_fetch_failed",
+         "postcopy_fetch_open_one"}
 
 
 def ours() -> set[str]:
