@@ -203,7 +203,8 @@ def main():
     bench.add_icount(place)
     parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
     parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
-    parser.add_argument("--memory", type=int, metavar="MIB", help="of the guest (64; with --icount 256, with --host 1024)")
+    parser.add_argument("--memory", type=int, metavar="MIB",
+                        help="of the guest (64; with --icount 256, with --host 1024)")
     parser.add_argument("--fetch", nargs="*", type=int, default=[4], metavar="N", help="fetch channels (4)")
     parser.add_argument("--span", type=float, default=0.5, metavar="S", help="time of one measurement (0.5)")
     parser.add_argument("--name", help="of the report (threads, threads-host)")

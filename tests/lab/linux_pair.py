@@ -119,8 +119,7 @@ class LinuxPair(BasePair[LinuxSide]):
     def check_logs(self) -> None:
         for side in self.sides:
             report = side.report()
-            complaints = [line for line in side.kernel_log().split("\n")
-                          if linux_guest.COMPLAINTS.search(line)]
+            complaints = linux_guest.complaints(side.kernel_log())
             assert not report.bad and not (report.lines and report.lines[-1]["bad"]), (report.bad, complaints)
             assert not complaints, complaints
 
