@@ -6,8 +6,10 @@ Measured, for some numbers of vCPUs and each variant, in the midst of a post-cop
 second, and the processor time of each thread per request. The times at one vCPU, where each thread sleeps before each
 job, and at the most, where it seldom does, feed the model; so does the time that passes at one vCPU while no thread
 works. The rates beyond one vCPU are the model's, and are compared with those measured. For all numbers of fetch
-channels, the times are those of the fewest, whose threads are the busiest. What one more thread that waits in
-userfaultfd costs a wake-up comes from build/tests/demand-paging, with few and many vCPUs.
+channels, the times are those of the fewest, whose threads are the busiest. A vCPU that reads a channel by itself is
+the only one that does meanwhile: for that the model takes what the preempt thread takes without channels, which does
+the same for a page. What one more thread that waits in userfaultfd costs a wake-up comes from
+build/tests/demand-paging, with few and many vCPUs.
 
 Then the model for many vCPUs, on a host with a processor for each of them. Prints tables, and writes
 build/reports/model.json, .md and a picture.
@@ -51,6 +53,12 @@ def exits(variant):
     return postcopy.VARIANTS[variant][1] == "on"
 
 
+def in_turn(work_us, without_us):
+    """Times of threads with channels, of which what the vCPUs read is the channel's; without_us: without channels."""
+    read_us = max(0.0, without_us["preempt thread"] - work_us[FETCH[1]])
+    return work_us | {FETCH[1]: work_us[FETCH[1]] + read_us, "vCPUs": work_us["vCPUs"] - read_us}
+
+
 def cycle_of(variant, alone, together, wakeup_us):
     """Steps of one fault; alone, together: processor time of each thread per fault, in us."""
     fetch = postcopy.VARIANTS[variant][2]
@@ -89,8 +97,11 @@ def evaluate(measured, waiter_us, processors):
     result = {}
     fewest = next((variant for variant in measured if postcopy.VARIANTS[variant][2]), None)
     for variant, of in measured.items():
-        source = fewest if postcopy.VARIANTS[variant][2] else variant
-        fit = fitted(source, measured[source])
+        if postcopy.VARIANTS[variant][2]:
+            fit = fitted(variant, {n: m | {"work_us": in_turn(m["work_us"], measured["exits on"][n]["work_us"])}
+                                   for n, m in measured[fewest].items()})
+        else:
+            fit = fitted(variant, of)
         points = []
         for vcpus in [*of, *PREDICTED]:
             told = vcpus in of

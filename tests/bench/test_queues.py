@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The model's simulation, where the answer is known."""
+"""The model, where the answer is known."""
 import pytest
 
+from tests.bench.model import in_turn
 from tests.bench.queues import Step, simulate
 
 CYCLE = [Step(None, 10, 10), Step("a", 40, 20), Step("b", 30, 30), Step(None, 20, 20)]
@@ -39,3 +40,12 @@ def test_one_processor_does_all_the_work():
     result = simulate(CYCLE, vcpus=4, processors=1, wake_us=5)
     assert result.faults_per_s * 1.03 >= 1e6 / (10 + 40 + 30 + 20)
     assert result.faults_per_s <= 1e6 / (10 + 20 + 30 + 20) * 1.03
+
+
+def test_what_a_vcpu_reads_is_the_channels():
+    without = {"vCPUs": 16.0, "preempt thread": 11.0}
+    assert in_turn({"vCPUs": 24.0, "destination's fetch threads": 1.0}, without) == {
+        "vCPUs": 14.0, "destination's fetch threads": 11.0}
+    # One whose thread reads all of it
+    alone = {"vCPUs": 16.0, "destination's fetch threads": 12.0}
+    assert in_turn(alone, without) == alone
