@@ -574,7 +574,10 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
     postcopy_fault_flush(mis);
 }
 
-/* In the listen thread, which alone closes these files */
+/*
+ * In the listen thread, which alone closes these files.  An error that another
+ * thread sets meanwhile, without a lock, is seen by the next look.
+ */
 static bool postcopy_fault_channel_is_broken(MigrationIncomingState *mis)
 {
     return qemu_file_get_error(mis->from_src_file) ||

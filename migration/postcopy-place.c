@@ -127,6 +127,9 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
         postcopy_request_unclaim(r, page);
         return ret;
     }
+    if (wake) {
+        migration_inject_hold("postcopy-placed");
+    }
     waits = postcopy_request_complete(r, page, n, method, wake);
     if (waits && !wake) {
         uffd_wakeup(ufd, host, done);

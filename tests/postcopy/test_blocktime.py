@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.lab.pair import Pair
+from tests.lab.pair import INJECT, Pair, until
 
 CAPABILITIES = ("postcopy-preempt", "postcopy-blocktime")
 WAIT_S = 2
@@ -38,6 +38,26 @@ def test_all_wait(lab, exits, kick):
         assert all(900 * WAIT_S < vcpu < longest for vcpu in vcpus)
         # All of them at once
         assert 900 * WAIT_S < total <= min(vcpus)
+
+
+@pytest.mark.slow
+def test_next_page_is_missed_first(lab):
+    """A vCPU misses its next page before the thread that has placed the one before marks the end of that wait."""
+    with Pair(lab, exits="off", cpus=1, destination=INJECT, capabilities=CAPABILITIES, mem=16) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("timing")
+        pair.source.signal("STOP")
+        before = pair.until_all_wait()["uffd"]
+        time.sleep(WAIT_S)
+        pair.destination.inject.arm("postcopy-placed")
+        pair.source.signal("CONT")
+        pair.destination.inject.wait_held("postcopy-placed")
+        until(lambda: pair.faults()["uffd"] > before, "the next page is missed")
+        pair.destination.inject.release("postcopy-placed")
+        pair.fast()
+        pair.finish()
+        total, (vcpu,) = blocktime(pair)
+        assert 900 * WAIT_S < total <= vcpu
 
 
 @pytest.mark.slow
