@@ -267,7 +267,7 @@ class Lab:
         if icount:
             self.wait_us = 20
         self.machine = MACHINES[arch]
-        self.cpu = cpu or self.machine.cpu + (NO_REP_MOVSB if icount else "")
+        self.cpu = cpu or self.machine.cpu + (NO_REP_MOVSB if icount and arch == "x86_64" else "")
         self.process: subprocess.Popen[bytes] | None = None
         self.dir: Path | None = None
         self._lock = threading.RLock()
