@@ -16,17 +16,23 @@ def blocktime(pair):
     return info["postcopy-blocktime"], info["postcopy-vcpu-blocktime"]
 
 
+def stop_source(pair):
+    """Postcopy of which little has come, of a stopped source.  Returns the faults after a wait of WAIT_S."""
+    pair.postcopy(bandwidth=64 << 10)
+    pair.destination.wait_event("timing")
+    pair.source.signal("STOP")
+    faults = pair.until_all_wait()
+    time.sleep(WAIT_S)
+    return faults
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("exits, kick", [("on", False), ("on", True), ("off", False)])
 def test_all_wait(lab, exits, kick):
     """For a source that has been stopped; kick: while they wait, the vCPUs do what they are asked to do."""
     with Pair(lab, exits=exits, capabilities=CAPABILITIES, mem=16) as pair:
         begin = time.monotonic()
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
-        pair.source.signal("STOP")
-        pair.until_all_wait()
-        time.sleep(WAIT_S)
+        stop_source(pair)
         if kick:
             assert pair.destination.registers_of_all() == 4
         pair.source.signal("CONT")
@@ -44,11 +50,7 @@ def test_all_wait(lab, exits, kick):
 def test_next_page_is_missed_first(lab):
     """A vCPU misses its next page before the thread that has placed the one before marks the end of that wait."""
     with Pair(lab, exits="off", cpus=1, destination=INJECT, capabilities=CAPABILITIES, mem=16) as pair:
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
-        pair.source.signal("STOP")
-        before = pair.until_all_wait()["uffd"]
-        time.sleep(WAIT_S)
+        before = stop_source(pair)["uffd"]
         pair.destination.inject.arm("postcopy-placed")
         pair.source.signal("CONT")
         pair.destination.inject.wait_held("postcopy-placed")
