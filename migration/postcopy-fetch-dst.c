@@ -268,13 +268,10 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
 
     ch = &mis->fetch->channels[id];
     WITH_QEMU_LOCK_GUARD(&ch->lock) {
-        if (ch->active) {
+        /* postcopy_fetch_stop() closes what an attempt to recover has left */
+        if (ch->in) {
             error_setg(errp, "postcopy: fetch channel %u is there already", id);
             return;
-        }
-        /* One that was left by an attempt to recover, which has failed */
-        if (qatomic_read(&mis->from_src_file) == main_channel) {
-            postcopy_fetch_close_channel(ch);
         }
         /* Who pauses takes the main channel away first, then closes these */
         WITH_QEMU_LOCK_GUARD(&mis->fetch->lock) {

@@ -200,7 +200,7 @@ bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch)
     /* That the connection has gone, the main one says for all */
     qemu_file_get_error_obj(ch->in, &err);
     trace_postcopy_fetch_gone(ch->id, ch->ended,
-                              err ? error_get_pretty(err) : "end of file");
+                              err ? error_get_pretty(err) : "");
     error_free(err);
     return ch->ended;
 }

@@ -439,12 +439,19 @@ void postcopy_fetch_send_end(MigrationState *s)
     for (guint i = 0; i < s->fetch->len; i++) {
         PostcopyFetchSource *ch = g_ptr_array_index(s->fetch, i);
         PostcopyFrame end = { .type = POSTCOPY_FRAME_END };
+        Error *err = NULL;
 
-        QEMU_LOCK_GUARD(&ch->lock);
-        /* The destination closes the channel once it has seen the end of all */
-        qatomic_set(&ch->ended, true);
-        postcopy_frame_put(ch->out, &end, &ch->last);
-        qemu_fflush(ch->out);
+        WITH_QEMU_LOCK_GUARD(&ch->lock) {
+            /* The destination closes all once it has seen the end of all */
+            qatomic_set(&ch->ended, true);
+            postcopy_frame_put(ch->out, &end, &ch->last);
+            qemu_fflush(ch->out);
+            qemu_file_get_error_obj(ch->out, &err);
+        }
+        /* The channel's own thread does not say so any more */
+        if (err) {
+            postcopy_fetch_failed(ch, err);
+        }
     }
 }
 

@@ -86,17 +86,6 @@ void postcopy_frame_put(QEMUFile *f, const PostcopyFrame *frame,
     }
 }
 
-static bool postcopy_frame_ended(QEMUFile *f, Error **errp)
-{
-    if (!qemu_file_get_error_obj(f, errp)) {
-        return false;
-    }
-    if (errp && !*errp) {
-        error_setg(errp, "the connection has ended");
-    }
-    return true;
-}
-
 /* Whether the pages of @frame are what this side has */
 static bool postcopy_frame_check(const PostcopyFrame *frame, bool from_source,
                                  Error **errp)
@@ -134,7 +123,7 @@ bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
     char name[256];
 
     qemu_get_buffer(f, (uint8_t *)&header, sizeof(header));
-    if (postcopy_frame_ended(f, errp)) {
+    if (qemu_file_get_error_obj(f, errp)) {
         return false;
     }
     frame->type = header.type;
@@ -163,7 +152,7 @@ bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
     }
     if (header.name_length) {
         qemu_get_buffer(f, (uint8_t *)name, header.name_length);
-        if (postcopy_frame_ended(f, errp)) {
+        if (qemu_file_get_error_obj(f, errp)) {
             return false;
         }
         name[header.name_length] = '\0';

@@ -28,7 +28,7 @@
 
 static bool postcopy_mirror_possible(RAMBlock *rb, bool shared, Error **errp)
 {
-    uint64_t features, needed;
+    uint64_t features;
 
     if (!qemu_ram_is_shared(rb) || rb->fd < 0) {
         error_setg(errp, "not shared, or without a file");
@@ -37,8 +37,10 @@ static bool postcopy_mirror_possible(RAMBlock *rb, bool shared, Error **errp)
     /*
      * The copy of a small page costs less than what avoids it: to allocate and
      * clear it beforehand, and one more system call to read the page alone.
+     * The host may swap such pages out again; with MINOR, their next touch
+     * would be a fault of userfaultfd.
      */
-    if (qemu_ram_pagesize(rb) == qemu_target_page_size()) {
+    if (qemu_ram_pagesize(rb) == qemu_real_host_page_size()) {
         error_setg(errp, "no huge pages");
         return false;
     }
@@ -50,10 +52,9 @@ static bool postcopy_mirror_possible(RAMBlock *rb, bool shared, Error **errp)
         error_setg(errp, "other processes take part in postcopy");
         return false;
     }
-    needed = qemu_ram_pagesize(rb) == qemu_real_host_page_size()
-             ? UFFD_FEATURE_MINOR_SHMEM : UFFD_FEATURE_MINOR_HUGETLBFS;
-    if (uffd_query_features(&features) || !(features & needed)) {
-        error_setg(errp, "userfaultfd without minor faults for such memory");
+    if (uffd_query_features(&features) ||
+        !(features & UFFD_FEATURE_MINOR_HUGETLBFS)) {
+        error_setg(errp, "userfaultfd without minor faults for huge pages");
         return false;
     }
     /* For postcopy_mirror_populate(); no length: just the question */
