@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What a Linux guest does during post-copy: async page faults from vCPU exits, exits alone, no exits
 (KVM's own async page faults), and stock QEMU, in turn.

@@ -41,7 +41,8 @@ def about():
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12"],
                          capture_output=True, text=True)
     return {
-        "command": shlex.join([str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]]),
+        "command": shlex.join(["build/venv/bin/python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)),
+                               *sys.argv[1:]]),
         "commit": git.stdout.strip() or "unknown",
         "started_utc": datetime.now(UTC).isoformat(" ", "minutes").removesuffix("+00:00"),
         "host_processors_count": os.cpu_count(),

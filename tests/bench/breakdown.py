@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Where the time of one demand fault goes: stock QEMU, the fork with exits off, and with exits on.
 

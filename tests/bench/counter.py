@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What it costs an arm64 guest to read its counters, CNTVCT and CNTPCT: as they are, and with an offset.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Page faults of a raw KVM guest in the lab: one userfaultfd with one reader, against exits.
 

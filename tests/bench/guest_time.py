@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What migrations do to a guest's clocks in the lab: stock QEMU, and the fork with both policies.
 

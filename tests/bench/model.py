@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """How post-copy scales with vCPUs: a model of its queues (queues.py), fed and checked by measurements in the lab.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Compare post-copy migrations: stock QEMU, the fork with exits off, and with exits on.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Put together what the benches wrote to build/reports, as build/reports/report.md."""
 import argparse

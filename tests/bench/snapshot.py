@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Compare background snapshots of stock QEMU and of the fork, on this host's kernel or in the lab.
 

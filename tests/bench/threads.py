@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What each thread of both QEMUs does for one fault: processor time, wake-ups, system calls.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Migrate a guest that keeps writing memory post-copy, in the lab, by QEMU 10.0 and by this branch.
 

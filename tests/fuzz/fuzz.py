@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Fuzz both sides of migration: record seeds, then run one libFuzzer for each side.
 

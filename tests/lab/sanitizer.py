@@ -12,7 +12,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.lab.paths import BUILD, ROOT, TESTED
+from tests.lab.initramfs import CROSS, tool
+from tests.lab.paths import BUILD, ROOT, TESTED, qemu
 
 # Where QEMU reports, which then goes on, and the environment that lets it. It frees little when it ends.
 REPORTS = "/tmp/sanitizer"
@@ -22,7 +23,7 @@ ENVIRONMENT = {
 }.get(TESTED, "")
 
 REPORT = re.compile(r"(?:ERROR|WARNING): (?:Address|Thread)Sanitizer.*?(?=\n=====|\Z)", re.DOTALL)
-FRAME = re.compile(r"(#\d+ ).*\((qemu-system-\w+)\+(0x[0-9a-f]+)\)")
+FRAME = re.compile(r"(#\d+ ).*\(qemu-system-(\w+)\+(0x[0-9a-f]+)\)")
 # Where memory, threads and mutexes come from says nothing about who races.
 ACCESS = re.compile(r"^ *(?:Previous )?(?:[Aa]tomic )?(?:[Rr]ead|[Ww]rite) of size .*?(?=\n\n|\Z)",
                     re.DOTALL | re.MULTILINE)
@@ -40,15 +41,16 @@ def ours() -> set[str]:
     return {Path(line).name for line in listed.stdout.split()}
 
 
-def named(text: str) -> str:
+def named(report: str) -> str:
     """With functions and lines in the frames of QEMU."""
-    places = sorted({m[3] for m in FRAME.finditer(text)})
-    if not places:
-        return text
-    names = subprocess.run(["addr2line", "-f", "-p", "-s", "-e", BUILD / TESTED / "qemu-system-x86_64", *places],
-                           stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    frames = FRAME.findall(report)
+    if not frames:
+        return report
+    arch = frames[0][1]
+    places = sorted({place for _, _, place in frames})
+    names = tool(f"{CROSS[arch]}addr2line", "-f", "-p", "-s", "-e", ROOT / qemu(arch, TESTED), *places).splitlines()
     of = dict(zip(places, names, strict=True))
-    return FRAME.sub(lambda m: m[1] + of[m[3]], text)
+    return FRAME.sub(lambda m: m[1] + of[m[3]], report)
 
 
 def accessors(report: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Many post-copy migrations in the lab, each with a random guest, load, backend and trouble.
 
