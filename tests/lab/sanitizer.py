@@ -23,7 +23,7 @@ ENVIRONMENT = {
 }.get(TESTED, "")
 
 REPORT = re.compile(r"(?:ERROR|WARNING): (?:Address|Thread)Sanitizer.*?(?=\n=====|\Z)", re.DOTALL)
-FRAME = re.compile(r"(#\d+ ).*\(qemu-system-(\w+)\+(0x[0-9a-f]+)\)")
+FRAME = re.compile(r"(#\d+ ).*\(\S*qemu-system-(\w+)\+(0x[0-9a-f]+)\)")
 # Where memory, threads and mutexes come from says nothing about who races.
 ACCESS = re.compile(r"^ *(?:Previous )?(?:[Aa]tomic )?(?:[Rr]ead|[Ww]rite) of size .*?(?=\n\n|\Z)",
                     re.DOTALL | re.MULTILINE)
