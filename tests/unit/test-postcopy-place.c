@@ -59,6 +59,10 @@ void *postcopy_mirror(RAMBlock *rb, ram_addr_t start)
 }
 
 #ifdef CONFIG_MIGRATION_INJECT
+void migration_inject_hold(const char *point)
+{
+}
+
 bool migration_inject_fail(const char *point)
 {
     return false;
