@@ -65,9 +65,6 @@
 /* How often the end of the stream looks whether a connection has broken */
 #define END_LOOK_MS 100
 
-/* A channel that has not ended after so long is worth a warning */
-#define END_LATE_MS 10000
-
 typedef struct PostcopyFaultVCPU {
     PostcopyWaiter waiter;
     /* Used by the vCPU's thread only */
@@ -612,7 +609,7 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
 {
     const PostcopyFaultChannels *channels = postcopy_fault_channels_used();
     PostcopyState ps = postcopy_state_get();
-    int64_t late_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + END_LATE_MS;
+    int64_t late_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + POSTCOPY_LATE_MS;
     bool ended = !channels;
 
     if (!migrate_postcopy_ram() || qemu_in_coroutine() ||
@@ -631,7 +628,7 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
             late_ms = INT64_MAX;
             warn_report("postcopy: the source has ended the stream, but not "
                         "all fetch channels, for %d s. If one is lost: "
-                        "migrate-pause, and recover", END_LATE_MS / 1000);
+                        "migrate-pause, and recover", POSTCOPY_LATE_MS / 1000);
         }
         if (ended &&
             postcopy_requests_wait_empty(mis->page_requests, END_LOOK_MS)) {

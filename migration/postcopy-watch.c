@@ -14,9 +14,6 @@
 
 #define POSTCOPY_WATCH_MS 1000
 
-/* A page that has not come after so long is worth a warning, and so often */
-#define LATE_MS 10000
-
 static void postcopy_watch_warn(MigrationIncomingState *mis, int64_t now_ms)
 {
     PostcopyOldest oldest;
@@ -28,7 +25,7 @@ static void postcopy_watch_warn(MigrationIncomingState *mis, int64_t now_ms)
         return;
     }
     age_ms = oldest.age_ns / SCALE_MS;
-    if (age_ms >= LATE_MS) {
+    if (age_ms >= POSTCOPY_LATE_MS) {
         mis->late_warned_ms = now_ms;
         warn_report("postcopy: %u pages are awaited, the first one since %"
                     PRIu64 " s: offset 0x" RAM_ADDR_FMT " of %s. If it does "
@@ -46,7 +43,7 @@ static void postcopy_watch_look(void *opaque)
         return;
     }
     /* While the connection is down, that is known and said */
-    if (now_ms - mis->late_warned_ms >= LATE_MS &&
+    if (now_ms - mis->late_warned_ms >= POSTCOPY_LATE_MS &&
         qatomic_read(&mis->state) == MIGRATION_STATUS_POSTCOPY_ACTIVE) {
         postcopy_watch_warn(mis, now_ms);
     }

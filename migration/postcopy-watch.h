@@ -9,6 +9,9 @@
 
 #include "migration.h"
 
+/* What has not come after so long is worth a warning; a page, so often */
+#define POSTCOPY_LATE_MS 10000
+
 /*
  * Warn from time to time, until postcopy has ended, if a requested page is
  * late.  Called once for each postcopy, with the BQL.

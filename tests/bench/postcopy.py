@@ -26,6 +26,7 @@ from tests.bench import bench, pictures
 from tests.bench.bench import Figures
 from tests.bench.host import EXIT_ON_MISSING, Host
 from tests.lab import interface, peer, program
+from tests.lab.guest import wait_threshold_us
 from tests.lab.lab import HIGHRES, Lab
 from tests.lab.network import Network, programs
 from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
@@ -57,8 +58,6 @@ Case = namedtuple("Case", "backend load vcpus")
 # What exits must reach of the touches that waited, as a share of stock's, in WANTED_CASE.
 WANTED = {"latency_p50_us": 0.7, "latency_p99_us": 1.0}
 WANTED_CASE = ("disjoint", 4)
-# A touch has waited if it took longer than this many medians of a fault on present memory.
-THRESHOLD_MEDIANS = 2
 # Stock QEMU leaves TCP_NODELAY off: some requests wait 40 ms for a delayed acknowledgement.
 URIS = {"tcp": "tcp:127.0.0.1:{port}", "unix": "unix:{tmp}/migration.sock"}
 TICKS_PER_S = 100       # of /proc/PID/stat
@@ -130,10 +129,9 @@ def latencies(pair, report, tsc_khz):
     """After the guest's end: of its touches that waited, of those that missed their page, and of the
     others."""
     passes = report.latencies_us(pair.destination.memory(*report.sample_span()), tsc_khz)
-    touches, present = ([t for cpu in one for t in cpu] for one in passes)
+    touches, present = (sorted(t for cpu in one for t in cpu) for one in passes)
     present_us = statistics.median(present)
-    threshold_us = max(THRESHOLD_MEDIANS * present_us, pair.lab.wait_us)
-    touches.sort()
+    threshold_us = wait_threshold_us(passes[1], pair.lab.wait_us)
     waited = [t for t in touches if t > threshold_us]
     # Who waits for the network waits longest.
     faults = demand_faults(pair)

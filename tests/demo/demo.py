@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from tests.demo import picture
 from tests.lab import network, program
+from tests.lab.guest import WAIT_MEDIANS, wait_threshold_us
 from tests.lab.lab import HIGHRES, MACHINES, Lab
 from tests.lab.pair import FORK, STOCK, Pair, until
 from tests.lab.paths import REPORTS, ROOT, below
@@ -42,9 +43,6 @@ MODES = {
     "exits": (Mode("exits off", FORK, "off", False), Mode("exits on", FORK, "on", True)),
 }
 MIN_SHARE_BY_EXITS = 0.95
-# A touch has waited if it took longer than this many medians of the second pass, and than this.
-THRESHOLD_MEDIANS = 2
-THRESHOLD_US = 100
 # On arm64 the guest cannot make KVM forget its mappings.
 SECOND_PASS = {"x86_64": "fault on present memory", "aarch64": "touch of present memory"}
 
@@ -91,7 +89,7 @@ def migrate(lab, mode, link, options):
 def figures(mode, boot, src, dst, report, pass1, pass2):
     touches = sorted(t for cpu in pass1 for t in cpu)
     present = sorted(t for cpu in pass2 for t in cpu)
-    threshold = max(THRESHOLD_MEDIANS * (quantile(present, 50) or 0), THRESHOLD_US)
+    threshold = wait_threshold_us(pass2, Lab.wait_us)
     waited = [t for t in touches if t > threshold]
     faults = dst.get("postcopy-faults")
     served = faults and faults["exits"] + faults["uffd"]
@@ -143,8 +141,8 @@ def table(results):
         rows.append((label, *(cell(get(r), form) for r in results)))
     lines = aligned(rows)
     lines.insert(1, "-" * len(lines[0]))
-    lines += ["", f"(*) longer than {THRESHOLD_MEDIANS} times the median {SECOND_PASS[results[0]['arch']]}, "
-              f"and than {THRESHOLD_US} us"]
+    lines += ["", f"(*) longer than {WAIT_MEDIANS} times the median {SECOND_PASS[results[0]['arch']]}, "
+              f"and than {Lab.wait_us} us"]
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ mappings, no fault), checks every word, and reports on the console. tests/guest/
 what a page holds, touch.c in which order it goes.
 """
 import json
+import statistics
 from array import array
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tests.lab.paths import ROOT
 Event = dict[str, Any]
 # Microseconds of touches, by processor.
 Pass = list[list[float]]
+# A touch has waited if it took longer than so many medians of the second pass.
+WAIT_MEDIANS = 2
 
 READBACK = {"source": 0xE9, "destination": 0xD5}
 PAYLOADS = {"x86_64": "build/tests", "aarch64": "build/tests-aarch64"}
@@ -148,3 +151,8 @@ class Report:
                 cpus.append([t * 1000 / tsc_khz for t in ticks])
             return cpus
         return one_pass("pass1_address"), one_pass("pass2_address")
+
+
+def wait_threshold_us(present_us: Pass, least_us: float) -> float:
+    """A touch that takes longer has waited for its page. present_us: pass 2, in which all pages are there."""
+    return max(WAIT_MEDIANS * statistics.median(t for cpu in present_us for t in cpu), least_us)

@@ -8,6 +8,7 @@ from qemu.qmp import ExecuteError
 from tests.lab import peer
 from tests.lab.arches import choices, on_both
 from tests.lab.fetch_wire import END, PAGES, REQUEST, FetchWire
+from tests.lab.guest import wait_threshold_us
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.peer import PEER
 from tests.lab.wire import Close
@@ -355,10 +356,10 @@ def hot_touches_that_wait(lab, fetch):
         pair.destination.cmd("cont")
         pair.finish()
         report = pair.destination.report()
-        touches, present = (sorted(t for cpu in one for t in cpu) for one in report.latencies_us(
-            pair.destination.memory(*report.sample_span()), pair.source.report().the("boot")["tsc_khz"]))
-        longest = max(100, 2 * present[len(present) // 2])
-        return sum(t > longest for t in touches)
+        touches, present = report.latencies_us(pair.destination.memory(*report.sample_span()),
+                                               pair.source.report().the("boot")["tsc_khz"])
+        longest_us = wait_threshold_us(present, lab.wait_us)
+        return sum(t > longest_us for cpu in touches for t in cpu)
 
 
 @slow
