@@ -237,7 +237,7 @@ def test_kexec(lab):
     with held(lab, memory_mb=256, kexec=20000, source_options=words, destination_options=words) as pair:
         until(lambda: pair.source.report().boots, "Linux is ready", timeout=90)
         # So slow that memory is missing when the other one runs
-        pair.postcopy(bandwidth=MIB)
+        pair.postcopy(bandwidth=4096)
         until_announced(pair)
         assert not pair.destination.report().boots, "too late: it is another one already"
         until(lambda: pair.destination.report().boots, "the other one has booted", timeout=120)
