@@ -56,8 +56,9 @@ MACHINES = {
         cpu="max,tsc-scale=off",
         # An emulated timer is slow to set, on a busy host even more so: have a tick instead. Page
         # tables of five levels cost time in emulation. Without another timer, Linux does not
-        # measure the TSC's frequency again, of which tsc_khz() tells it.
-        linux=("console=ttyS0", "tsc=reliable", "hpet=disable", "pmtmr=0", "highres=off", "no5lvl"),
+        # measure the TSC's frequency again, of which tsc_khz() tells it. Nor does it try the tick,
+        # of which a busy host may give it too few: it would panic.
+        linux=("console=ttyS0", "tsc=reliable", "hpet=disable", "pmtmr=0", "highres=off", "no5lvl", "no_timer_check"),
     ),
     "aarch64": Machine(
         qemu="qemu-system-aarch64",
