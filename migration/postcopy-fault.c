@@ -383,9 +383,9 @@ static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
     vf->populated = NULL;
 
     /*
-     * Pairs with cpus_kick_thread(), which sets thread_kicked before
-     * postcopy_fault_kick() is called: either this sees the kick, or that comes
-     * after the waiter was reset.
+     * cpus_kick_thread() sets thread_kicked, then postcopy_fault_kick() is
+     * called.  Either that comes after postcopy_request_begin() has reset the
+     * waiter, or the reset has seen it, and this sees thread_kicked.
      */
     if (qatomic_read(&cpu->thread_kicked)) {
         postcopy_waiter_kick(&vf->waiter);
@@ -432,8 +432,7 @@ static bool postcopy_fault_missing(RAMBlock *rb, unsigned long *bitmap)
     size_t size = qemu_real_host_page_size();
     size_t pages = rb->postcopy_length / size;
 
-    /* Precopy by RDMA receives pages without a note of it */
-    if (!rb->receivedmap || migrate_rdma()) {
+    if (!rb->receivedmap) {
         return false;
     }
     if (size == qemu_target_page_size()) {
@@ -492,6 +491,11 @@ static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
 
     if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF) {
         trace_postcopy_fault_exits_off("parameter");
+        return;
+    }
+    if (migrate_rdma()) {
+        /* Nobody notes which pages it receives in precopy */
+        trace_postcopy_fault_exits_off("RDMA");
         return;
     }
     if (!postcopy_fault_exits_available(&err)) {
@@ -645,10 +649,13 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
 
 void postcopy_fault_channel_broken(MigrationIncomingState *mis)
 {
-    /* from_src_file is the same socket, but has another lock */
-    QEMU_LOCK_GUARD(&mis->rp_mutex);
-    if (mis->to_src_file) {
-        qemu_file_shutdown(mis->to_src_file);
+    /*
+     * to_src_file is the same socket, but its lock may be held by a thread that
+     * sends, and waits for a source that waits for this one to receive.
+     */
+    QEMU_LOCK_GUARD(&mis->from_src_file_mutex);
+    if (mis->from_src_file) {
+        qemu_file_shutdown(mis->from_src_file);
     }
 }
 

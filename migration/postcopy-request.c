@@ -225,6 +225,18 @@ void postcopy_requests_start(PostcopyRequests *r)
     r->active = true;
 }
 
+/*
+ * Of channels that have ended within a page; claims of threads inside go on
+ * until these leave.  With the lock, which is dropped while it waits for them.
+ */
+static void postcopy_claims_drop(PostcopyRequests *r)
+{
+    while (r->inside) {
+        qemu_cond_wait(&r->empty, &r->lock);
+    }
+    g_array_set_size(r->claims, 0);
+}
+
 void postcopy_requests_stop(PostcopyRequests *r)
 {
     PostcopyWaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
@@ -234,11 +246,7 @@ void postcopy_requests_stop(PostcopyRequests *r)
         gpointer value;
 
         r->active = false;
-        while (r->inside) {
-            qemu_cond_wait(&r->empty, &r->lock);
-        }
-        /* Of channels that have ended within a page */
-        g_array_set_size(r->claims, 0);
+        postcopy_claims_drop(r);
         g_hash_table_iter_init(&iter, r->pages);
         while (g_hash_table_iter_next(&iter, NULL, &value)) {
             postcopy_request_end(r, value, &wake);
@@ -307,7 +315,8 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
     if (waiter) {
         qemu_event_reset(&waiter->woken);
         waiter->done = false;
-        qatomic_set(&waiter->kicked, false);
+        /* Of a kick that this forgets, thread_kicked is seen: xchg acquires */
+        qatomic_xchg(&waiter->kicked, false);
     }
 
     QEMU_LOCK_GUARD(&r->lock);
@@ -563,7 +572,7 @@ void postcopy_request_unclaim(PostcopyRequests *r, const PostcopyPage *page)
 void postcopy_requests_unclaim_all(PostcopyRequests *r)
 {
     QEMU_LOCK_GUARD(&r->lock);
-    g_array_set_size(r->claims, 0);
+    postcopy_claims_drop(r);
 }
 
 GArray *postcopy_requests_list(PostcopyRequests *r)
@@ -689,7 +698,7 @@ void postcopy_waiter_destroy(PostcopyWaiter *waiter)
 
 void postcopy_waiter_kick(PostcopyWaiter *waiter)
 {
-    qatomic_set(&waiter->kicked, true);
+    qatomic_store_release(&waiter->kicked, true);
     postcopy_waiter_wake(waiter);
 }
 

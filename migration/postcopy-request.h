@@ -266,7 +266,7 @@ unsigned postcopy_request_claim(PostcopyRequests *r, const PostcopyPage *page,
 /* Who has claimed pages, of which @page is the first, could not place them */
 void postcopy_request_unclaim(PostcopyRequests *r, const PostcopyPage *page);
 
-/* Who had claims has given up */
+/* Who had claims has given up; waits for threads that place pages themselves */
 void postcopy_requests_unclaim_all(PostcopyRequests *r);
 
 /*

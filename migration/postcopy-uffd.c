@@ -25,6 +25,8 @@ static int postcopy_uffd_cpu_of_thread(uint32_t tid)
 {
     CPUState *cpu;
 
+    /* One may be unplugged meanwhile */
+    QEMU_LOCK_GUARD(&qemu_cpu_list_lock);
     CPU_FOREACH(cpu) {
         if (cpu->thread_id == tid) {
             return cpu->cpu_index;

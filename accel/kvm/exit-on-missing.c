@@ -193,6 +193,12 @@ bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
     WITH_RCU_READ_LOCK_GUARD() {
         mr = address_space_translate(kvm_state->as[as_id].as, gpa, &offset,
                                      &len, true, attrs);
+        if (!mr->ram_block &&
+            !(run->memory_fault.flags & KVM_MEMORY_EXIT_FLAG_PRIVATE)) {
+            /* The memslot has gone since the exit: KVM looks what is there */
+            *ret = 0;
+            return true;
+        }
         if (!memory_region_is_ram(mr) || memory_region_has_guest_memfd(mr)) {
             return false;
         }

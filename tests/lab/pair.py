@@ -260,6 +260,10 @@ class BaseSide(ABC):
         """In the kernel, for a page."""
         return "handle_userfault" in self.lab.run(f"p=$(cat {self.pidfile}); cat /proc/$p/task/$p/wchan").output
 
+    def has_open(self, what: str) -> bool:
+        """A file whose name has this in it."""
+        return what in self.lab.run(f"ls -l /proc/$(cat {self.pidfile})/fd", check=True).output
+
     def has_read_the_end(self) -> bool:
         """Of the main channel: QEMU_VM_EOF."""
         return ("qemu_loadvm_state_section", "0") in self.trace()

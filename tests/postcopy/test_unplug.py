@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Memory devices on the destination: one that is unplugged, and one that has no memory yet."""
+"""Memory devices on the destination: one that is plugged, one that is unplugged, and one that has no memory yet."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab import guest
-from tests.lab.pair import INJECT, Pair, until
+from tests.lab.pair import INJECT, MIB, Pair, until
 from tests.lab.qtest import PCI_DATA, Qtest
 from tests.lab.wire import MAIN, Block, Endless
 
@@ -65,6 +65,35 @@ def test_unplug(lab, exits):
         destination.cmd("device_del", id="dimm")
         eject()
         until(lambda: not destination.cmd("query-memory-devices"), "the device is unplugged")
+
+
+@pytest.mark.parametrize("exits, when", [
+    ("on", "postcopy"), pytest.param("off", "postcopy", marks=pytest.mark.slow),
+    pytest.param("on", "precopy", marks=pytest.mark.slow),
+])
+def test_plug(lab, exits, when):
+    """Memory that the source does not have, more than all that it has: nothing of post-copy stays behind."""
+    with Pair(lab, exits=exits, memory_mb="48,slots=1,maxmem=1G", mem=16) as pair:
+        destination = pair.destination
+
+        def plug():
+            destination.cmd("object-add", qom_type="memory-backend-ram", id="more", size=64 * MIB)
+            destination.cmd("device_add", driver="pc-dimm", id="dimm", memdev="more")
+
+        pair.start()
+        if when == "precopy":
+            plug()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=64 << 10)
+        pair.source.cmd("migrate-start-postcopy")
+        destination.wait_event("timing")
+        if when == "postcopy":
+            plug()
+        pair.fast()
+        pair.finish()
+        assert destination.cmd("query-memory-devices")
+        names = [name for name, _ in destination.trace()]
+        assert ("kvm_exit_on_missing_disable" in names) == (exits == "on")
+        assert not destination.has_open("[userfaultfd]")
 
 
 def power_off(qtest):
