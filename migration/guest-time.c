@@ -181,7 +181,8 @@ void guest_time_state_drop(GuestTimeState *s, const char *why)
 
 bool guest_time_state_needed(const GuestTimeState *s)
 {
-    if (!s->valid || runstate_check(RUN_STATE_SAVE_VM)) {
+    /* savevm has no thread: a snapshot goes without */
+    if (!s->valid || !migrate_get_current()->migration_thread_running) {
         return false;
     }
     /*

@@ -356,14 +356,17 @@ void postcopy_fault_send_deferred(MigrationIncomingState *mis)
     PostcopyPage page;
     unsigned n = 0;
 
-    while (postcopy_requests_next_deferred(mis->page_requests, &page)) {
+    while (n < POSTCOPY_FAULT_FLUSH &&
+           postcopy_requests_next_deferred(mis->page_requests, &page)) {
         postcopy_fault_request(mis, &page, true);
         postcopy_fault_receive(mis, &page);
-        if (++n % POSTCOPY_FAULT_FLUSH == 0) {
-            postcopy_fault_flush(mis);
-        }
+        n++;
     }
     postcopy_fault_flush(mis);
+    if (n == POSTCOPY_FAULT_FLUSH) {
+        /* The rest after what userfaultfd has, which must not starve */
+        postcopy_fault_thread_notify(mis);
+    }
 }
 
 static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,

@@ -633,6 +633,20 @@ def test_frequency_scaled(scaling_lab, percent):
 
 
 @pytest.mark.slow
+def test_snapshot_before_the_guest_runs(lab):
+    """It does not hold the instant that the destination has been told, so that QEMU 10.0 loads it."""
+    with ClockPair(lab, switch="on", cpus=2, capabilities=None,
+                   destination_options=("-S", "-machine", "guest-time=on")) as pair:
+        pair.source.cmd("migrate", uri=pair.listen())
+        pair.destination.wait_status("completed")
+        image = pair.destination.add_disk()     # Others are not active before the guest runs
+        assert not pair.destination.run_job("snapshot-save", tag="s", vmstate="disk", devices=["disk"])
+        assert lab.run(f"grep -aq kvmclock {image}").rc == 0
+        assert lab.run(f"grep -aq guest_time {image}").rc == 1
+        pair.destination.cmd("cont")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("qemu", [STOCK, FORK], ids=["stock", "fork"])
 def test_snapshot_and_pause(lab, qemu):
     """On one host nothing has changed: what was saved for later does not know how long it lay."""
