@@ -211,9 +211,10 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 }
 
 /*
- * KVM_RUN may return before it enters the guest.  Its exception is pending
- * then, and would meet what else is made of the vCPU's state: a machine check
- * finds no other exception.  The guest misses the page again.
+ * KVM_RUN may return before it enters the guest, or the page may come.  The
+ * exception is pending then, and would meet what else is made of the vCPU's
+ * state: a machine check must find no other.  The guest looks for the page
+ * again.
  */
 static void async_pf_withdraw(CPUState *cs)
 {
@@ -224,7 +225,8 @@ static void async_pf_withdraw(CPUState *cs)
     async_pf.announced = 0;
     if (!v || !events->exception.pending ||
         events->exception.nr != EXCP0E_PAGE ||
-        events->exception_payload != number ||
+        /* One of the guest's own has PFERR_USER, or is not at such an address */
+        events->exception.error_code || events->exception_payload != number ||
         !postcopy_async_withdraw(v, number)) {
         return;
     }
