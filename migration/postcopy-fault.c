@@ -652,13 +652,10 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
 
 void postcopy_fault_channel_broken(MigrationIncomingState *mis)
 {
-    /*
-     * to_src_file is the same socket, but its lock may be held by a thread that
-     * sends, and waits for a source that waits for this one to receive.
-     */
-    QEMU_LOCK_GUARD(&mis->from_src_file_mutex);
-    if (mis->from_src_file) {
-        qemu_file_shutdown(mis->from_src_file);
+    /* from_src_file is the same socket, but has another lock */
+    QEMU_LOCK_GUARD(&mis->rp_mutex);
+    if (mis->to_src_file) {
+        qemu_file_shutdown(mis->to_src_file);
     }
 }
 
