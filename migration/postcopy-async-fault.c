@@ -12,6 +12,7 @@
 #include "hw/boards.h"
 #include "system/cpus.h"
 #include "qapi/qapi-types-migration.h"
+#include "inject.h"
 #include "options.h"
 #include "postcopy-async.h"
 #include "postcopy-fault.h"
@@ -212,6 +213,7 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
                                            qemu_ram_get_idstr(page->rb),
                                            page->start);
             postcopy_async_announced(t, true);
+            migration_inject_hold("async-announced");
             return POSTCOPY_FAULT_ENTER;
         }
         if (!halt) {

@@ -152,6 +152,31 @@ void postcopy_async_announced(PostcopyToken *t, bool told)
     }
 }
 
+bool postcopy_async_withdraw(PostcopyAsyncVCPU *v, uint32_t number)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
+        PostcopyToken *t = &v->tokens[i];
+
+        if (t->number != number) {
+            continue;
+        }
+        if (t->state == POSTCOPY_TOKEN_ANNOUNCED) {
+            t->state = POSTCOPY_TOKEN_GIVEN_UP;
+        } else if (t->state == POSTCOPY_TOKEN_READY) {
+            QSIMPLEQ_REMOVE(&v->ready, t, PostcopyToken, next);
+            qatomic_set(&v->pending, !QSIMPLEQ_EMPTY(&v->ready));
+            postcopy_token_free(t);
+        } else {
+            return false;
+        }
+        v->counts.announced--;
+        v->outstanding--;
+        return true;
+    }
+    return false;
+}
+
 bool postcopy_async_halt(PostcopyToken *t)
 {
     PostcopyAsyncVCPU *v = t->vcpu;

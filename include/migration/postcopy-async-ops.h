@@ -78,6 +78,11 @@ void postcopy_async_slot_busy(PostcopyAsyncVCPU *v);
 void postcopy_async_taken(PostcopyAsyncVCPU *v);
 /* What postcopy_async_next() has returned was sent */
 void postcopy_async_sent(PostcopyAsyncVCPU *v);
+/*
+ * The token was announced to a guest that has not been entered since: it is
+ * not sent.  Returns false if it has been sent, or forgotten.
+ */
+bool postcopy_async_withdraw(PostcopyAsyncVCPU *v, uint32_t number);
 /* The guest does not know its tokens any more.  Any thread. */
 void postcopy_async_forget(PostcopyAsyncVCPU *v);
 /* The vCPU is about to go: nobody may kick it any more */

@@ -51,7 +51,7 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "postcopy_preempt_hit",
          "postcopy_receive_twice", "qemu_loadvm_state_section", "loadvm_handle_cmd_packaged_received",
          "postcopy_async_off", "postcopy_async_announced", "postcopy_async_data",
-         "postcopy_async_drained", "kvm_async_pf_send", "kvm_async_pf_enable",
+         "postcopy_async_drained", "kvm_async_pf_send", "kvm_async_pf_enable", "kvm_async_pf_withdraw",
          "kvm_arm_async_pf_taken", "kvm_arm_async_pf_call",
          "migration_completion_postcopy_end_after_complete",
          "kvm_guest_time_stop", "kvm_guest_time_start", "kvm_guest_time_clock",
@@ -122,6 +122,11 @@ class Inject:
 
     def wait_held(self, point: str) -> None:
         until(lambda: self.held(point), f"a thread at the point {point}")
+
+    def hold_next(self, point: str) -> None:
+        """Let the thread go on, and hold the one that comes to the point next."""
+        self.lab.run(f"touch {self.directory}/{point}; rm -f {self.directory}/{point}.held", check=True)
+        self.wait_held(point)
 
     def release(self, point: str) -> None:
         """Let the thread go on; no other one will be held."""
@@ -259,6 +264,11 @@ class BaseSide(ABC):
     def main_thread_waits(self) -> bool:
         """In the kernel, for a page."""
         return "handle_userfault" in self.lab.run(f"p=$(cat {self.pidfile}); cat /proc/$p/task/$p/wchan").output
+
+    def release_when_awaited(self, point: str) -> None:
+        """As soon as the main thread sleeps until the thread that is held there goes on."""
+        self.lab.job(f"p=$(cat {self.pidfile}); until grep -q futex /proc/$p/task/$p/wchan; do sleep 0.1; done; "
+                     f"rm -f {self.inject.directory}/{point}.held")
 
     def has_open(self, what: str) -> bool:
         """A file whose name has this in it."""

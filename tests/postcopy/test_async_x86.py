@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.lab import guest
-from tests.lab.pair import MIB, STOCK, Pair, until
+from tests.lab.pair import INJECT, MIB, STOCK, Pair, until
 
 slow = pytest.mark.slow
 # tests/guest/x86_64/async.h
@@ -56,6 +56,42 @@ def test_tasks(lab, how):
         if how == SMM:
             # The page behind the others
             assert missed(pair, (16 + MEM) * MIB)
+
+
+def withdrawn(pair):
+    return sum(name == "kvm_async_pf_withdraw" for name, _ in pair.destination.trace())
+
+
+def test_kicked_before_it_is_told(lab):
+    """KVM_RUN returns before the guest is entered: the exception does not stay, and comes with the next exit."""
+    with pair_with(lab, destination=INJECT) as pair:
+        pair.destination.inject.arm("async-announced")
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.inject.wait_held("async-announced")
+        pair.source.signal("STOP")
+        # Of this one, the page does not come
+        pair.destination.inject.hold_next("async-announced")
+        before = withdrawn(pair)
+        pair.destination.release_when_awaited("async-announced")
+        pair.destination.cmd("stop")
+        assert withdrawn(pair) == before + 1
+        pair.destination.cmd("cont")
+        pair.source.signal("CONT")
+        told, qemu, _ = ends(pair)
+        assert told["announced"] == qemu["announced"]
+
+
+def test_page_comes_before_it_is_told(lab):
+    """The guest is not told, neither of this nor of that."""
+    with pair_with(lab, destination=INJECT) as pair:
+        pair.destination.inject.arm("async-announced")
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.inject.wait_held("async-announced")
+        until(lambda: not pair.faults()["awaited"], "the page has come")
+        pair.destination.inject.release("async-announced")
+        told, qemu, _ = ends(pair)
+        assert withdrawn(pair)
+        assert told["announced"] == qemu["announced"]
 
 
 def missed(pair, address):

@@ -194,6 +194,36 @@ static void test_not_announced(Fixture *f, gconstpointer data)
     g_assert_cmpuint(f->kicks, ==, 0);
 }
 
+static void test_withdraw(Fixture *f, gconstpointer data)
+{
+    uint32_t before = announce(f, 1), missing = announce(f, 2);
+    uint32_t number = announce(f, 3);
+
+    /* Its page has come, while that of another one has, too */
+    come(f->r, 1);
+    come(f->r, 3);
+    g_assert_true(postcopy_async_withdraw(f->v, number));
+    g_assert_false(postcopy_async_withdraw(f->v, number));
+    send_and_take(f, before);
+    no_token_is_sent(f);
+
+    /* Its page has not come */
+    g_assert_true(postcopy_async_withdraw(f->v, missing));
+    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 0);
+    g_assert_false(postcopy_async_idle(f->v));
+    number = announce(f, 2);
+    come(f->r, 2);
+    send_and_take(f, number);
+    g_assert_true(postcopy_async_idle(f->v));
+
+    /* It has been sent */
+    number = announce(f, 4);
+    come(f->r, 4);
+    postcopy_async_sent(f->v);
+    g_assert_false(postcopy_async_withdraw(f->v, number));
+    postcopy_async_taken(f->v);
+}
+
 static void test_page_was_received(Fixture *f, gconstpointer data)
 {
     PostcopyToken *t;
@@ -513,6 +543,7 @@ int main(int argc, char **argv)
     TEST("page-comes-while-it-is-announced",
          test_page_comes_while_it_is_announced);
     TEST("not-announced", test_not_announced);
+    TEST("withdraw", test_withdraw);
     TEST("page-was-received", test_page_was_received);
     TEST("order", test_order);
     TEST("same-page", test_same_page);

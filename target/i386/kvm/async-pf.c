@@ -50,6 +50,8 @@ typedef struct Msrs {
 static __thread struct {
     /* By can(), for announce() */
     Msrs msrs;
+    /* By announce(), until KVM_RUN returns; or 0 */
+    uint32_t announced;
     /* Halted by halt(), with this RIP */
     bool halted;
     uint64_t rip;
@@ -204,7 +206,37 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
         async_pf_write_data(m, FLAGS_OFFSET, 0);
         return POSTCOPY_ASYNC_EVENT;
     }
+    async_pf.announced = number;
     return POSTCOPY_ASYNC_CAN;
+}
+
+/*
+ * KVM_RUN may return before it enters the guest, or the page may come.  The
+ * exception is pending then, and would meet what else is made of the vCPU's
+ * state: a machine check must find no other.  The guest looks for the page
+ * again.
+ */
+static void async_pf_withdraw(CPUState *cs)
+{
+    struct kvm_vcpu_events *events = &cs->kvm_run->s.regs.events;
+    PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
+    uint32_t number = async_pf.announced;
+
+    async_pf.announced = 0;
+    if (!v || !events->exception.pending ||
+        events->exception.nr != EXCP0E_PAGE ||
+        /* One of the guest's own has PFERR_USER, or is not at such an address */
+        events->exception.error_code || events->exception_payload != number ||
+        !postcopy_async_withdraw(v, number)) {
+        return;
+    }
+    trace_kvm_async_pf_withdraw(cs->cpu_index, number);
+    events->flags = KVM_VCPUEVENT_VALID_PAYLOAD;
+    events->exception.pending = 0;
+    events->exception_has_payload = 0;
+    kvm_vcpu_ioctl(cs, KVM_SET_VCPU_EVENTS, events);
+    async_pf_write_data(&async_pf.msrs, FLAGS_OFFSET, 0);
+    postcopy_async_drained();
 }
 
 static bool async_pf_halt_until_kick(CPUState *cs)
@@ -226,6 +258,9 @@ void kvm_async_pf_post_run(CPUState *cs)
     struct kvm_mp_state state;
     struct kvm_regs regs;
 
+    if (unlikely(async_pf.announced)) {
+        async_pf_withdraw(cs);
+    }
     if (likely(!async_pf.halted)) {
         return;
     }
@@ -275,6 +310,14 @@ void kvm_async_pf_pre_run(CPUState *cs)
         return;
     }
     number = postcopy_async_next(v);
+    if (async_pf.announced && async_pf.announced == number) {
+        /* Its page has come, and the guest need not know that it was missing */
+        async_pf_withdraw(cs);
+        number = postcopy_async_next(v);
+        if (!number) {
+            return;
+        }
+    }
     if (async_pf_read_data(&m, TOKEN_OFFSET)) {
         /* Comes again when the guest acknowledges it */
         postcopy_async_slot_busy(v);
