@@ -8,6 +8,7 @@ import pytest
 
 from tests.lab import guest
 from tests.lab.pair import INJECT, MIB, STOCK, Pair, until
+from tests.lab.paths import TESTED
 
 slow = pytest.mark.slow
 # tests/guest/x86_64/async.h
@@ -74,7 +75,8 @@ def test_kicked_before_it_is_told(lab):
         before = withdrawn(pair)
         pair.destination.release_when_awaited("async-announced")
         pair.destination.cmd("stop")
-        assert withdrawn(pair) == before + 1
+        # With ThreadSanitizer a kick is a signal, which KVM finds when it has begun to deliver the exception
+        assert withdrawn(pair) == before + (TESTED != "tsan")
         pair.destination.cmd("cont")
         pair.source.signal("CONT")
         told, qemu, _ = ends(pair)
