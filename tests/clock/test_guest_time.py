@@ -594,9 +594,11 @@ def test_old_destination_refuses(lab, policy):
 
 @pytest.mark.parametrize("machine, cpus", [("microvm", 2), pytest.param("isapc", 1, marks=pytest.mark.slow)])
 def test_machines_without_versions(lab, machine, cpus):
-    """What they send is what stock sends."""
+    """What they send is what stock sends. With stock, a TSC can go back: KVM takes a value near to that of the
+    destination's vCPUs, which are as old as the guest, for an attempt to synchronise them."""
     with ClockPair(lab, destination=STOCK, machine=machine, cpus=cpus, capabilities=None) as pair:
-        assert pair.moved().backwards == 0
+        for event in pair.moved().after:
+            assert event["back_clock"] == event["all_back_clock"] == 0, event
 
 
 @pytest.mark.slow
