@@ -206,7 +206,7 @@ static void postcopy_fault_receive(MigrationIncomingState *mis,
 
 /* Returns whether the page itself has been requested, if that was to be done */
 static bool postcopy_fault_request_ahead(MigrationIncomingState *mis,
-                                         const PostcopyPage *page,
+                                         PostcopyPage *page,
                                          const PostcopyFault *fault,
                                          PostcopyPageState state)
 {

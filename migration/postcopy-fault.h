@@ -84,9 +84,10 @@ typedef struct PostcopyFaultChannels {
     /*
      * A page was missed, and has not come: request what is likely to be missed
      * next, if anything is, and with it the page if @request.  Returns false if
-     * nothing was requested.  In the thread that has learned of the fault.
+     * nothing was requested; the page can be, as it has been changed to.  In the
+     * thread that has learned of the fault.
      */
-    bool (*request_ahead)(MigrationIncomingState *mis, const PostcopyPage *page,
+    bool (*request_ahead)(MigrationIncomingState *mis, PostcopyPage *page,
                           const PostcopyFault *fault, bool request);
     /*
      * Sleep until the source has told on each that no more pages will come, or

@@ -11,12 +11,16 @@
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "postcopy-fault.h"
+#include "postcopy-fetch.h"
 #include "postcopy-fetch-ahead.h"
 #include "postcopy-stream.h"
 #include "trace.h"
 
 /* At most, in bytes: so none of 2 MiB, which are ahead by themselves */
 #define POSTCOPY_FETCH_AHEAD (256 * KiB)
+
+/* What goes along with an answer must not hide the step of a stream */
+QEMU_BUILD_BUG_ON(POSTCOPY_STREAM_NEAR < POSTCOPY_FETCH_ALONG_MAX);
 
 /* Of a vCPU */
 typedef struct PostcopyFetchStreams {
@@ -41,12 +45,13 @@ PostcopyFetchAhead *postcopy_fetch_ahead_new(unsigned cpus)
 }
 
 /*
- * Pages to request beside @page: returns a mask as postcopy_requests_ahead()
- * does, of pages from @first on in steps of @step.
+ * Pages to request beside @page, which also learns whether it is to come alone:
+ * returns a mask as postcopy_requests_ahead() does, of pages from @first on in
+ * steps of @step.
  */
 static uint64_t postcopy_fetch_ahead_pages(PostcopyStreams *streams,
                                            MigrationIncomingState *mis,
-                                           const PostcopyPage *page,
+                                           PostcopyPage *page,
                                            PostcopyPage *first, int64_t *step)
 {
     unsigned n, most = MIN(POSTCOPY_STREAM_WINDOW,
@@ -61,7 +66,7 @@ static uint64_t postcopy_fetch_ahead_pages(PostcopyStreams *streams,
         return 0;
     }
     n = postcopy_streams_fault(streams, begin + page->start / page->size, most,
-                               &number, step);
+                               &number, step, &page->alone);
     /* Below the begin, it is a large number */
     index = number - begin;
     while (n && (index >= pages || index + (n - 1) * *step >= pages)) {
@@ -99,7 +104,7 @@ static PostcopyFrame postcopy_fetch_pages(const PostcopyPage *first,
 }
 
 bool postcopy_fetch_ahead(PostcopyFetchAhead *ahead,
-                          MigrationIncomingState *mis, const PostcopyPage *page,
+                          MigrationIncomingState *mis, PostcopyPage *page,
                           const PostcopyFault *fault, bool request)
 {
     PostcopyFetchStreams *streams;

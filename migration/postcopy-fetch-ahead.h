@@ -18,7 +18,7 @@ PostcopyFetchAhead *postcopy_fetch_ahead_new(unsigned cpus);
 
 /* PostcopyFaultChannels.request_ahead() */
 bool postcopy_fetch_ahead(PostcopyFetchAhead *ahead,
-                          MigrationIncomingState *mis, const PostcopyPage *page,
+                          MigrationIncomingState *mis, PostcopyPage *page,
                           const PostcopyFault *fault, bool request);
 
 /*

@@ -82,11 +82,13 @@ int postcopy_fetch_send_request(MigrationIncomingState *mis, unsigned channel,
 static int postcopy_fetch_request(MigrationIncomingState *mis,
                                   const PostcopyPage *page, bool more)
 {
+    PostcopyFetchChannel *ch = &mis->fetch->channels[page->channel];
     PostcopyFrame request = {
         .type = POSTCOPY_FRAME_REQUEST,
         .rb = page->rb,
         .offset = page->start,
         .length = page->size,
+        .along = page->alone ? 0 : qatomic_read(&ch->along),
     };
 
     return postcopy_fetch_send_request(mis, page->channel, &request, more);
@@ -105,7 +107,7 @@ static void postcopy_fetch_flush(MigrationIncomingState *mis)
 }
 
 static bool postcopy_fetch_request_ahead(MigrationIncomingState *mis,
-                                         const PostcopyPage *page,
+                                         PostcopyPage *page,
                                          const PostcopyFault *fault,
                                          bool request)
 {
@@ -175,6 +177,7 @@ static void postcopy_fetch_fill_counts(MigrationInfo *info,
         stats->pages = stat64_get(&counts[i].pages);
         stats->zero_pages = stat64_get(&counts[i].zero_pages);
         stats->frames = stat64_get(&counts[i].frames);
+        stats->along = stat64_get(&counts[i].along);
         QAPI_LIST_APPEND(list, stats);
     }
 }
@@ -332,7 +335,9 @@ bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
         QIOChannel *ioc = qemu_file_get_ioc(ch->in);
 
         ch->frame = (PostcopyFrame) { };
-        ch->zeros = ch->ended = ch->failed = false;
+        ch->more = ch->ended = ch->failed = false;
+        ch->round_trip_ns = INT64_MAX;
+        qatomic_set(&ch->along, 0);
         /* What TLS has read already, poll() does not know of */
         postcopy_turn_start(&ch->turn,
                             object_dynamic_cast(OBJECT(ioc),

@@ -33,11 +33,18 @@ typedef struct PostcopyFetchChannel {
     PostcopyTurn turn;
     /* The last frame; and what is to come of its pages yet, or length 0 */
     PostcopyFrame frame;
-    /* It was of zeros: more of these may come, unasked */
-    bool zeros;
+    /* More may come, unasked */
+    bool more;
     bool ended;
     /* There was an error in what came, which has been reported */
     bool failed;
+    /* From a request to its answer, the least so far; INT64_MAX: none */
+    int64_t round_trip_ns;
+    /*
+     * Host pages that may go along with an answer, by that.  Atomic: who sends
+     * a request reads it without the turn.
+     */
+    unsigned along;
 } PostcopyFetchChannel;
 
 typedef struct PostcopyFetch {

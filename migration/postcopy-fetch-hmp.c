@@ -19,8 +19,9 @@ void postcopy_fetch_hmp_print(Monitor *mon, const MigrationInfo *info)
     for (PostcopyFetchStatsList *l = fetch->channels; l; l = l->next) {
         monitor_printf(mon, "postcopy fetch channel %u: requests %" PRIu64
                        ", pages %" PRIu64 ", zero pages %" PRIu64
-                       ", frames %" PRIu64 "\n", n++, l->value->requests,
-                       l->value->pages, l->value->zero_pages,
-                       l->value->frames);
+                       ", frames %" PRIu64 ", along %" PRIu64 "\n", n++,
+                       l->value->requests, l->value->pages,
+                       l->value->zero_pages, l->value->frames,
+                       l->value->along);
     }
 }

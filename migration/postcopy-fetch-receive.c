@@ -10,6 +10,7 @@
 #include "qemu/osdep.h"
 #include "qemu/error-report.h"
 #include "qemu/lockable.h"
+#include "qemu/timer.h"
 #include "qapi/error.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
@@ -19,6 +20,14 @@
 #include "postcopy-receive.h"
 #include "ram.h"
 #include "trace.h"
+
+/*
+ * So many ns of a round trip let one host page more go along with an answer:
+ * four times what a link of 1 Gbit/s needs for 4 KiB.  So the next request
+ * waits behind such pages for a quarter of a round trip at most, and there are
+ * none where requests are answered at once.
+ */
+#define POSTCOPY_FETCH_ALONG_NS (4 * 33 * SCALE_US)
 
 /* A huge page.  Its parts pass the QEMUFile's buffer. */
 static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
@@ -35,8 +44,8 @@ static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
     if (ret) {
         return ret;
     }
-    if (!tmp->drop && !tmp->asked && !zero) {
-        return postcopy_receive_check(page, false);
+    if (!tmp->drop && !tmp->asked && ch->frame.type == POSTCOPY_FRAME_PAGES) {
+        return postcopy_receive_unasked(page);
     }
     if (!zero) {
         qemu_get_buffer(ch->in, tmp->buffer, page->size);
@@ -52,7 +61,9 @@ static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
                                         const PostcopyPage *page, bool zero,
                                         unsigned *n)
 {
+    bool answer = ch->frame.type == POSTCOPY_FRAME_PAGES;
     uint8_t *data = NULL;
+    int ret;
 
     if (!zero) {
         *n = MIN(*n, qemu_file_buffered(ch->in) / page->size);
@@ -60,7 +71,13 @@ static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
         /* What data points to stays until the next byte is read */
         qemu_file_skip(ch->in, *n * page->size);
     }
-    return postcopy_receive_pages(ch->mis, page, *n, data);
+    ret = postcopy_receive_pages(ch->mis, page, *n, data,
+                                 answer ? &ch->round_trip_ns : NULL);
+    if (answer && ch->round_trip_ns != INT64_MAX) {
+        qatomic_set(&ch->along, MIN(ch->round_trip_ns / POSTCOPY_FETCH_ALONG_NS,
+                                    POSTCOPY_FETCH_ALONG_MAX));
+    }
+    return ret;
 }
 
 static bool postcopy_fetch_is_huge(const PostcopyFrame *frame)
@@ -85,6 +102,9 @@ static unsigned postcopy_fetch_receive_pages(PostcopyFetchChannel *ch)
         ch->failed = postcopy_fetch_receive_small(ch, &page, zero, &n);
     }
     stat64_add(zero ? &counts->zero_pages : &counts->pages, n);
+    if (frame->type == POSTCOPY_FRAME_ALONG) {
+        stat64_add(&counts->along, n);
+    }
     frame->offset += n * page.size;
     frame->length -= n * page.size;
     return n;
@@ -110,7 +130,7 @@ static void postcopy_fetch_receive_frame(PostcopyFetchChannel *ch)
     }
     trace_postcopy_fetch_receive(ch->id, frame->type, frame->offset,
                                  frame->length);
-    ch->zeros = frame->type == POSTCOPY_FRAME_ZERO;
+    ch->more = frame->along;
     if (ch->ended) {
         error_report("postcopy: fetch channel %u: a frame of type %u "
                      "behind the end", ch->id, frame->type);
@@ -161,7 +181,7 @@ unsigned postcopy_fetch_expected(PostcopyTurn *turn)
     PostcopyFetchChannel *ch = container_of(turn, PostcopyFetchChannel, turn);
     unsigned n = postcopy_requests_number_of(ch->mis->page_requests, ch->id);
 
-    return MAX(n, ch->zeros || qatomic_read(&ch->mis->fetch->ending));
+    return MAX(n, ch->more || qatomic_read(&ch->mis->fetch->ending));
 }
 
 void postcopy_fetch_read(MigrationIncomingState *mis, PostcopyWaiter *waiter)

@@ -249,22 +249,28 @@ static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
     return at - offset;
 }
 
-/* Pages that are in no bitmap any more.  With the channel's lock. */
-static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
+/*
+ * Pages that are in no bitmap any more.  @more: those that come next are not
+ * requested.  With the channel's lock.
+ */
+static void postcopy_fetch_put_alike(PostcopyFetchSource *ch,
+                                     PostcopyFrameType type, RAMBlock *rb,
                                      ram_addr_t start, ram_addr_t length,
-                                     bool zero)
+                                     bool more)
 {
     PostcopyFrame frame = {
-        .type = zero ? POSTCOPY_FRAME_ZERO : POSTCOPY_FRAME_PAGES,
+        .type = type,
         .rb = rb,
         .offset = start,
         .length = length,
+        .along = more,
     };
+    bool zero = type == POSTCOPY_FRAME_ZERO;
     PostcopyFetchCounts *counts = &ch->s->fetch_counts[ch->id];
     bool release = migrate_release_ram() && migration_in_postcopy();
     uint64_t pages = length / qemu_target_page_size();
 
-    trace_postcopy_fetch_send(ch->id, rb->idstr, start, length, zero);
+    trace_postcopy_fetch_send(ch->id, type, rb->idstr, start, length);
     postcopy_frame_put(ch->out, &frame, &ch->last);
     stat64_add(&counts->frames, 1);
     if (zero) {
@@ -276,15 +282,22 @@ static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
     } else {
         stat64_add(&mig_stats.normal_pages, pages);
         stat64_add(&counts->pages, length / qemu_ram_pagesize(rb));
+        if (type == POSTCOPY_FRAME_ALONG) {
+            stat64_add(&counts->along, length / qemu_ram_pagesize(rb));
+        }
         ram_transferred_add(length);
         ch->unsent += length;
         qemu_put_buffer_async(ch->out, rb->host + start, length, release);
     }
 }
 
-/* The same, and returns whether any of them was all zeros */
-static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
-                               ram_addr_t start, ram_addr_t end)
+/*
+ * The same, of @type unless they are zeros.  Returns whether any of them was
+ * all zeros.
+ */
+static bool postcopy_fetch_put(PostcopyFetchSource *ch, PostcopyFrameType type,
+                               RAMBlock *rb, ram_addr_t start, ram_addr_t end,
+                               bool more)
 {
     bool zeros = false;
 
@@ -292,8 +305,11 @@ static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
         bool zero;
         ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
 
-        postcopy_fetch_put_alike(ch, rb, start, length, zero);
         zeros |= zero;
+        /* Others are looked for around zeros that were requested */
+        more |= zero && type == POSTCOPY_FRAME_PAGES;
+        postcopy_fetch_put_alike(ch, zero ? POSTCOPY_FRAME_ZERO : type, rb,
+                                 start, length, more);
         start += length;
     }
     return zeros;
@@ -302,10 +318,11 @@ static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
 /*
  * Pages of zeros are sent unasked if they lie around one that was requested:
  * a frame of 20 bytes saves a fault for each.  They seldom lie alone, so that
- * nobody looks for them around pages of data.  With the channel's lock.
+ * nobody looks for them around pages of data.  @more as above.  With the
+ * channel's lock.
  */
 static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
-                                     ram_addr_t near)
+                                     ram_addr_t near, bool more)
 {
     size_t size = qemu_ram_pagesize(rb);
     ram_addr_t begin = ROUND_DOWN(near, POSTCOPY_FETCH_ZEROS);
@@ -330,9 +347,28 @@ static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
         end = at + pages * size;
         /* What another thread has sent since is left out */
         while (at < end && ram_claim_host_pages(rb, &at, end, &behind)) {
-            postcopy_fetch_put_alike(ch, rb, at, behind - at, true);
+            postcopy_fetch_put_alike(ch, POSTCOPY_FRAME_ZERO, rb, at,
+                                     behind - at, mask || behind < end || more);
             at = behind;
         }
+    }
+}
+
+/*
+ * @n pages that the guest misses next, as likely as any: what the background
+ * would send behind @at.  All pages are sent once, so that this costs no bytes;
+ * but it saves a round trip for each that is missed.  With the channel's lock.
+ */
+static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
+                                     ram_addr_t at, unsigned n)
+{
+    ram_addr_t run_end;
+
+    while (n && !qemu_file_get_error(ch->out) &&
+           ram_claim_next_host_pages(&rb, &at, n, &run_end)) {
+        n -= (run_end - at) / qemu_ram_pagesize(rb);
+        postcopy_fetch_put(ch, POSTCOPY_FRAME_ALONG, rb, at, run_end, n);
+        at = run_end;
     }
 }
 
@@ -350,7 +386,9 @@ static int postcopy_fetch_flush(PostcopyFetchSource *ch)
 static int postcopy_fetch_serve(PostcopyFetchSource *ch,
                                 const PostcopyFrame *frame, bool more)
 {
-    ram_addr_t start = frame->offset;
+    /* Who waits for the next answer does not wait for what goes along */
+    unsigned along = more ? 0 : MIN(frame->along, POSTCOPY_FETCH_ALONG_MAX);
+    ram_addr_t start = frame->offset, behind = 0;
     bool zeros = false;
 
     QEMU_LOCK_GUARD(&ch->lock);
@@ -359,15 +397,19 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
 
         while (at < end && !qemu_file_get_error(ch->out) &&
                ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
-            zeros |= postcopy_fetch_put(ch, frame->rb, at, run_end);
-            at = run_end;
+            zeros |= postcopy_fetch_put(ch, POSTCOPY_FRAME_PAGES, frame->rb, at,
+                                        run_end, along || zeros);
+            at = behind = run_end;
         }
     }
     if (more && !zeros && ch->unsent < POSTCOPY_FETCH_BATCH) {
         return qemu_file_get_error(ch->out);
     }
     if (!postcopy_fetch_flush(ch) && zeros) {
-        postcopy_fetch_put_zeros(ch, frame->rb, frame->offset);
+        postcopy_fetch_put_zeros(ch, frame->rb, frame->offset, along);
+    }
+    if (behind) {
+        postcopy_fetch_put_along(ch, frame->rb, behind, along);
     }
     return postcopy_fetch_flush(ch);
 }
@@ -409,7 +451,8 @@ static void *postcopy_fetch_source_thread(void *opaque)
         stat64_add(&mig_stats.postcopy_requests, (frame.more + 1) *
                    frame.length / qemu_ram_pagesize(frame.rb));
         trace_postcopy_fetch_request(ch->id, frame.rb->idstr, frame.offset,
-                                     frame.length, frame.more, frame.step);
+                                     frame.length, frame.more, frame.step,
+                                     frame.along);
         if (postcopy_fetch_serve(ch, &frame,
                                  postcopy_frame_is_there(ch->in))) {
             qemu_file_get_error_obj(ch->out, &err);

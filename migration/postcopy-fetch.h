@@ -19,12 +19,16 @@
 #include "migration.h"
 #include "postcopy-frame.h"
 
+/* Host pages that may go along with an answer, at most */
+#define POSTCOPY_FETCH_ALONG_MAX 16
+
 /* Since a migration began, recoveries included */
 typedef struct PostcopyFetchCounts {
     Stat64 requests;
     Stat64 pages;
     Stat64 zero_pages;
     Stat64 frames;
+    Stat64 along;
 } PostcopyFetchCounts;
 
 /* Tell @mis that its migrations may use channels.  Once, at start. */

@@ -17,7 +17,8 @@ typedef struct QEMU_PACKED PostcopyFrameHeader {
     uint8_t type;
     /* 0: the same block as in the frame before */
     uint8_t name_length;
-    uint16_t more;
+    uint8_t along;
+    uint8_t more;
     uint32_t length;
     uint64_t offset;
     uint32_t step;
@@ -75,7 +76,8 @@ void postcopy_frame_put(QEMUFile *f, const PostcopyFrame *frame,
         .name_length = strlen(name),
         .length = cpu_to_be32(frame->length),
         .offset = cpu_to_be64(frame->offset),
-        .more = cpu_to_be16(frame->more),
+        .along = frame->along,
+        .more = frame->more,
         .step = cpu_to_be32(frame->step),
     };
 
@@ -133,18 +135,20 @@ bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
         error_setg(errp, "an offset of more than this host's addresses have");
         return false;
     }
-    frame->more = be16_to_cpu(header.more);
+    frame->along = header.along;
+    frame->more = header.more;
     frame->step = be32_to_cpu(header.step);
 
     if (from_source ? header.type < POSTCOPY_FRAME_PAGES ||
-                      header.type > POSTCOPY_FRAME_END ||
+                      header.type > POSTCOPY_FRAME_ALONG ||
                       frame->more || frame->step
                     : header.type != POSTCOPY_FRAME_REQUEST) {
         error_setg(errp, "invalid frame of type %u", header.type);
         return false;
     }
     if (header.type == POSTCOPY_FRAME_END) {
-        if (header.name_length || header.length || header.offset) {
+        if (header.name_length || header.length || header.offset ||
+            header.along) {
             error_setg(errp, "invalid end");
             return false;
         }

@@ -14,7 +14,7 @@
 
 /* "QPFC": a connection that begins so is a fetch channel */
 #define POSTCOPY_HELLO_MAGIC 0x51504643
-#define POSTCOPY_HELLO_VERSION 1
+#define POSTCOPY_HELLO_VERSION 2
 
 /* The first that each side says.  Big endian. */
 typedef struct QEMU_PACKED PostcopyHello {
@@ -38,6 +38,8 @@ typedef enum PostcopyFrameType {
     POSTCOPY_FRAME_ZERO = 3,
     /* From the source: no more pages will come by this channel */
     POSTCOPY_FRAME_END = 4,
+    /* From the source: as type 2, but nobody has requested them */
+    POSTCOPY_FRAME_ALONG = 5,
 } PostcopyFrameType;
 
 typedef struct PostcopyFrame {
@@ -47,8 +49,13 @@ typedef struct PostcopyFrame {
     /* In bytes, multiples of the block's host page size */
     ram_addr_t offset;
     ram_addr_t length;
+    /*
+     * Of a request: so many host pages that are not requested may go along with
+     * the answer.  From the source: not 0 if such pages follow.
+     */
+    uint8_t along;
     /* Of a request: so many more pieces of this length, @step bytes apart */
-    unsigned more;
+    uint8_t more;
     int32_t step;
 } PostcopyFrame;
 

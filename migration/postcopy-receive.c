@@ -6,6 +6,7 @@
 
 #include "qemu/osdep.h"
 #include "qemu/error-report.h"
+#include "qemu/timer.h"
 #include "exec/ramblock.h"
 #include "postcopy-fault.h"
 #include "postcopy-mirror.h"
@@ -90,11 +91,8 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                                   tmp->writable);
 }
 
-int postcopy_receive_check(const PostcopyPage *page, bool asked)
+int postcopy_receive_unasked(const PostcopyPage *page)
 {
-    if (asked) {
-        return 0;
-    }
     error_report("postcopy: a page came that was not requested: offset 0x"
                  RAM_ADDR_FMT " of %s", page->start,
                  qemu_ram_get_idstr(page->rb));
@@ -102,7 +100,8 @@ int postcopy_receive_check(const PostcopyPage *page, bool asked)
 }
 
 int postcopy_receive_pages(MigrationIncomingState *mis,
-                           const PostcopyPage *page, unsigned n, void *data)
+                           const PostcopyPage *page, unsigned n, void *data,
+                           int64_t *age_ns)
 {
     PostcopyPage first = *page;
     bool zero = !data;
@@ -114,8 +113,12 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
 
         alike = postcopy_request_claim(mis->page_requests, &first, n, zero,
                                        &claim);
-        if (!claim.drop && !zero) {
-            ret = postcopy_receive_check(&first, claim.asked);
+        if (!claim.drop && age_ns) {
+            if (claim.asked) {
+                *age_ns = MIN(*age_ns, get_clock() - claim.since);
+            } else {
+                ret = postcopy_receive_unasked(&first);
+            }
         }
         if (!claim.drop && !ret) {
             ret = postcopy_receive_place(mis, &first, alike, data, claim.uffd,

@@ -33,11 +33,8 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
 int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                          RAMBlock *rb, void *data);
 
-/*
- * @asked: what postcopy_request_claim() said.  If it was not, this reports an
- * error: the source lies.  Returns 0 or -EINVAL.
- */
-int postcopy_receive_check(const PostcopyPage *page, bool asked);
+/* Report that the source lies: @page was not requested.  Returns -EINVAL. */
+int postcopy_receive_unasked(const PostcopyPage *page);
 
 /**
  * postcopy_receive_pages: pages have come by a channel for requests
@@ -45,13 +42,15 @@ int postcopy_receive_check(const PostcopyPage *page, bool asked);
  * @page: the first one; no huge page
  * @n: how many there are, side by side
  * @data: their content, NULL for zeros
+ * @age_ns: NULL if they may not have been requested.  Else they must have been,
+ *     and it is lowered to the time since then, if that is less
  *
  * Places those that have not been received.  Returns 0, or negative errno
- * after it has reported the error: -EINVAL for a page that was not requested,
- * unless it is all zeros.
+ * after it has reported the error: -EINVAL for a page that was not requested.
  */
 int postcopy_receive_pages(MigrationIncomingState *mis,
-                           const PostcopyPage *page, unsigned n, void *data);
+                           const PostcopyPage *page, unsigned n, void *data,
+                           int64_t *age_ns);
 
 /*
  * A page that is never sent was missed: place zeros, unless another thread does

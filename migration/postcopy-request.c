@@ -387,6 +387,7 @@ void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page)
         if (QTAILQ_EMPTY(&r->deferred)) {
             r->ops->deferred();
         }
+        req->page.alone = page->alone;
         req->deferred = true;
         QTAILQ_INSERT_TAIL(&r->deferred, req, next_deferred);
     }
@@ -521,6 +522,7 @@ static PostcopyClaim postcopy_claim_one(PostcopyRequests *r,
     req = claim.drop ? NULL : g_hash_table_lookup(r->pages, page->host);
     if (req) {
         claim.asked = true;
+        claim.since = req->since;
         claim.uffd = req->uffd;
         QSLIST_FOREACH(wait, &req->waits, next) {
             claim.vcpu |= wait->waiter != NULL;

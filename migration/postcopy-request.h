@@ -40,6 +40,8 @@ typedef struct PostcopyPage {
     size_t size;
     /* By which of several connections it is requested */
     unsigned channel;
+    /* Nothing that is not requested is to go along with it */
+    bool alone;
 } PostcopyPage;
 
 typedef struct PostcopyRequestOps {
@@ -236,6 +238,8 @@ typedef struct PostcopyClaim {
     bool drop;
     /* All of them were requested */
     bool asked;
+    /* When the first of them was, by get_clock(); else 0 */
+    int64_t since;
     /*
      * A userfaultfd waiter waits for one of them: if so, let the placement
      * wake.  Waiters that come after the answer are told by

@@ -58,11 +58,13 @@ static unsigned postcopy_stream_go_on(PostcopyStream *stream, uint64_t page,
 }
 
 unsigned postcopy_streams_fault(PostcopyStreams *s, uint64_t page,
-                                unsigned most, uint64_t *first, int64_t *step)
+                                unsigned most, uint64_t *first, int64_t *step,
+                                bool *near)
 {
     PostcopyStream *oldest = &s->streams[0];
 
     s->clock++;
+    *near = true;
     for (unsigned i = 0; i < POSTCOPY_STREAMS; i++) {
         PostcopyStream *stream = &s->streams[i];
         unsigned steps = postcopy_stream_steps(stream, page);
@@ -89,9 +91,11 @@ unsigned postcopy_streams_fault(PostcopyStreams *s, uint64_t page,
             *stream = (PostcopyStream) {
                 .last = page, .step = way, .used = s->clock
             };
+            *near = ABS(way) <= POSTCOPY_STREAM_NEAR;
             return 0;
         }
     }
     *oldest = (PostcopyStream) { .last = page, .used = s->clock };
+    *near = false;
     return 0;
 }

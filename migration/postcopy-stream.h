@@ -16,6 +16,9 @@
 #define POSTCOPY_STREAM_FIRST_WINDOW 8
 #define POSTCOPY_STREAM_WINDOW 60
 
+/* Two faults that lie so near each other, in pages, may begin a stream */
+#define POSTCOPY_STREAM_NEAR 16
+
 /* Faults at equal steps.  All in pages. */
 typedef struct PostcopyStream {
     /* Of the last fault */
@@ -45,12 +48,15 @@ typedef struct PostcopyStreams {
  * @most: most pages to ask for, up to POSTCOPY_STREAM_WINDOW
  * @first, @step: if the result is not 0: ask for @first, @first + @step, ...;
  *     some of them may lie outside of memory
+ * @near: whether the fault belongs to a stream, or may be the first that does:
+ *     pages that come behind it otherwise would hide the step
  *
  * Returns how many pages to ask for, beside @page.  The window opens with the
  * fourth fault at equal steps, doubles each time its pages have been used up,
  * and closes with a fault that fits no stream.
  */
 unsigned postcopy_streams_fault(PostcopyStreams *s, uint64_t page,
-                                unsigned most, uint64_t *first, int64_t *step);
+                                unsigned most, uint64_t *first, int64_t *step,
+                                bool *near);
 
 #endif

@@ -10,8 +10,8 @@ from typing import Any
 from tests.lab.wire import MAIN, Copy, Send, Wire
 
 HELLO_SIZE = 12
-HEADER = struct.Struct(">BBHIQi")    # type, length of the name, further pieces, length, offset, step
-REQUEST, PAGES, ZERO, END = range(1, 5)
+HEADER = struct.Struct(">BBBBIQi")   # type, length of the name, pages along, pieces, length, offset, step
+REQUEST, PAGES, ZERO, END, ALONG = range(1, 6)
 
 
 @dataclass
@@ -21,16 +21,18 @@ class Frame:
     length: int
     offset: int
     body: bytes = b""
+    along: int = 0  # pages that may follow unasked
 
     def pack(self) -> bytes:
-        return HEADER.pack(self.type, len(self.name), 0, self.length, self.offset, 0) + self.name + self.body
+        head = HEADER.pack(self.type, len(self.name), self.along, 0, self.length, self.offset, 0)
+        return head + self.name + self.body
 
 
 def frames(stream: BufferedReader) -> Iterator[Frame]:
     while len(head := stream.read(HEADER.size)) == HEADER.size:
-        kind, name_length, _, length, offset, _ = HEADER.unpack(head)
+        kind, name_length, along, _, length, offset, _ = HEADER.unpack(head)
         name = stream.read(name_length)
-        yield Frame(kind, name, length, offset, stream.read(length) if kind == PAGES else b"")
+        yield Frame(kind, name, length, offset, stream.read(length) if kind in (PAGES, ALONG) else b"", along)
 
 
 class FetchWire(Wire):

@@ -32,6 +32,7 @@ static void touch(Guest *guest, uint64_t page)
     uint64_t first;
     int64_t step;
     unsigned n;
+    bool near;
 
     g_assert_cmpuint(page, <, PAGES);
     guest->touched++;
@@ -41,7 +42,7 @@ static void touch(Guest *guest, uint64_t page)
     guest->come[page] = true;
     guest->faults++;
     n = postcopy_streams_fault(&guest->streams, page, guest->most, &first,
-                               &step);
+                               &step, &near);
     g_assert_cmpuint(n, <=, guest->most);
     for (unsigned i = 0; i < n; i++) {
         uint64_t at = first + i * step;
@@ -130,30 +131,64 @@ static void test_ends(void)
     g_assert_cmpuint(guest->ahead, ==, ahead + POSTCOPY_STREAM_FIRST_WINDOW);
 }
 
+/* @page is missed: @n pages are asked for ahead, from @from on */
+static void assert_ahead(PostcopyStreams *s, uint64_t page, unsigned most,
+                         unsigned n, uint64_t from)
+{
+    uint64_t first;
+    int64_t step;
+    bool near;
+
+    g_assert_cmpuint(postcopy_streams_fault(s, page, most, &first, &step,
+                                            &near), ==, n);
+    if (n) {
+        g_assert_cmpuint(first, ==, from);
+        g_assert_cmpint(step, ==, 1);
+    }
+}
+
 /* While pages are on their way, the thread waits for one of them */
 static void test_on_the_way(void)
 {
     PostcopyStreams s = { };
+
+    assert_ahead(&s, 0, 32, 0, 0);
+    assert_ahead(&s, 1, 32, 0, 0);
+    assert_ahead(&s, 2, 32, 0, 0);
+    assert_ahead(&s, 3, 32, 8, 4);
+    /* Interrupted, and back; and the first of them has not come */
+    assert_ahead(&s, 3, 32, 0, 0);
+    assert_ahead(&s, 4, 32, 0, 0);
+    /* Half of them are behind it */
+    assert_ahead(&s, 7, 32, 8, 12);
+    /* Used up; and not more than there is room for */
+    assert_ahead(&s, 20, 2, 2, 21);
+    assert_ahead(&s, 23, 0, 0, 0);
+}
+
+/* So that no page comes behind the second one of a stream, or a later one */
+static void test_near(void)
+{
+    static const struct {
+        uint64_t page;
+        bool near;
+    } faults[] = {
+        { 1000, false }, { 1000 + POSTCOPY_STREAM_NEAR, true },
+        { 3000, false }, { 3000 - POSTCOPY_STREAM_NEAR, true },
+        { 6000, false }, { 6000 + POSTCOPY_STREAM_NEAR + 1, false },
+        /* The step is known */
+        { 6000 + 2 * (POSTCOPY_STREAM_NEAR + 1), true },
+    };
+    PostcopyStreams s = { };
     uint64_t first;
     int64_t step;
+    bool near;
 
-    for (unsigned page = 0; page < 3; page++) {
-        g_assert_cmpuint(postcopy_streams_fault(&s, page, 32, &first, &step),
-                         ==, 0);
+    for (unsigned i = 0; i < ARRAY_SIZE(faults); i++) {
+        postcopy_streams_fault(&s, faults[i].page, POSTCOPY_STREAM_WINDOW,
+                               &first, &step, &near);
+        g_assert_cmpint(near, ==, faults[i].near);
     }
-    g_assert_cmpuint(postcopy_streams_fault(&s, 3, 32, &first, &step), ==, 8);
-    g_assert_cmpuint(first, ==, 4);
-    /* Interrupted, and back; and the first of them has not come */
-    g_assert_cmpuint(postcopy_streams_fault(&s, 3, 32, &first, &step), ==, 0);
-    g_assert_cmpuint(postcopy_streams_fault(&s, 4, 32, &first, &step), ==, 0);
-    /* Half of them are behind it */
-    g_assert_cmpuint(postcopy_streams_fault(&s, 7, 32, &first, &step), ==, 8);
-    g_assert_cmpuint(first, ==, 12);
-    g_assert_cmpint(step, ==, 1);
-    /* Used up; and not more than there is room for */
-    g_assert_cmpuint(postcopy_streams_fault(&s, 20, 2, &first, &step), ==, 2);
-    g_assert_cmpuint(first, ==, 21);
-    g_assert_cmpuint(postcopy_streams_fault(&s, 23, 0, &first, &step), ==, 0);
 }
 
 int main(int argc, char **argv)
@@ -165,5 +200,6 @@ int main(int argc, char **argv)
     g_test_add_func("/postcopy-stream/random", test_random);
     g_test_add_func("/postcopy-stream/ends", test_ends);
     g_test_add_func("/postcopy-stream/on-the-way", test_on_the_way);
+    g_test_add_func("/postcopy-stream/near", test_near);
     return g_test_run();
 }

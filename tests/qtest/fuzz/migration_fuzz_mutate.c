@@ -33,6 +33,7 @@
 /* Of migration/postcopy-frame.h */
 #define FRAME_PAGES         2
 #define FRAME_END           4
+#define FRAME_ALONG         5
 #define FRAME_HEAD          20
 #define FRAME_MAX           (1 << 20)
 
@@ -127,7 +128,7 @@ static size_t find_frame(GArray *pieces, const uint8_t *p, size_t at,
         piece(pieces, ITEM, at, 12);
         return 12;
     }
-    if (size < FRAME_HEAD || !type || type > FRAME_END) {
+    if (size < FRAME_HEAD || !type || type > FRAME_ALONG) {
         return 0;
     }
     length = ldl_be_p(p + at + 4);
@@ -138,11 +139,13 @@ static size_t find_frame(GArray *pieces, const uint8_t *p, size_t at,
         return 0;
     }
     piece(pieces, NUMBER, at, 2);
-    piece(pieces, NUMBER, at + 2, 2);
+    piece(pieces, NUMBER, at + 2, 1);
+    piece(pieces, NUMBER, at + 3, 1);
     piece(pieces, NUMBER, at + 4, 4);
     piece(pieces, NUMBER, at + 8, 8);
     piece(pieces, NUMBER, at + 16, 4);
-    n = FRAME_HEAD + p[at + 1] + (type == FRAME_PAGES ? length : 0);
+    n = FRAME_HEAD + p[at + 1] +
+        (type == FRAME_PAGES || type == FRAME_ALONG ? length : 0);
     n = MIN(n, size);
     piece(pieces, ITEM, at, n);
     return n;
