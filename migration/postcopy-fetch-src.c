@@ -38,8 +38,13 @@
  */
 #define POSTCOPY_FETCH_BATCH (32 * KiB)
 
-/* Around a page that was requested, zeros are looked for: in bytes, aligned */
-#define POSTCOPY_FETCH_ZEROS (256 * KiB)
+/*
+ * Around a page that was requested, zeros are looked for: in bytes, aligned.
+ * While the destination places them, the guest misses the next page: more of
+ * them where an answer takes longer than that.
+ */
+#define POSTCOPY_FETCH_ZEROS (64 * KiB)
+#define POSTCOPY_FETCH_ZEROS_ALONG (256 * KiB)
 
 typedef struct PostcopyFetchSource {
     MigrationState *s;
@@ -322,11 +327,12 @@ static bool postcopy_fetch_put(PostcopyFetchSource *ch, PostcopyFrameType type,
  * channel's lock.
  */
 static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
-                                     ram_addr_t near, bool more)
+                                     ram_addr_t near, ram_addr_t window,
+                                     bool more)
 {
     size_t size = qemu_ram_pagesize(rb);
-    ram_addr_t begin = ROUND_DOWN(near, POSTCOPY_FETCH_ZEROS);
-    ram_addr_t end = MIN(begin + POSTCOPY_FETCH_ZEROS, rb->used_length);
+    ram_addr_t begin = ROUND_DOWN(near, window);
+    ram_addr_t end = MIN(begin + window, rb->used_length);
     /* A page that is larger, or not all in the block, is nobody's neighbour */
     unsigned n = (end - begin) / size;
     uint64_t mask;
@@ -406,7 +412,9 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
         return qemu_file_get_error(ch->out);
     }
     if (!postcopy_fetch_flush(ch) && zeros) {
-        postcopy_fetch_put_zeros(ch, frame->rb, frame->offset, along);
+        postcopy_fetch_put_zeros(ch, frame->rb, frame->offset,
+                                 frame->along ? POSTCOPY_FETCH_ZEROS_ALONG
+                                              : POSTCOPY_FETCH_ZEROS, along);
     }
     if (behind) {
         postcopy_fetch_put_along(ch, frame->rb, behind, along);
