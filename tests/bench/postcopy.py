@@ -383,6 +383,8 @@ def run(options):
     if options.bitmap:
         VARIANTS[BITMAP] = (FORK, "on", 0)
     VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in options.fetch})
+    if unknown := set(options.variants or ()) - set(VARIANTS):
+        raise ProgramError(f"no variant {', '.join(sorted(unknown))}: there are {', '.join(VARIANTS)}")
     names = [name for name in VARIANTS if (name != "exits on" or place.exit_on_missing)
              and (not options.variants or name in options.variants or VARIANTS[name][0] == PEER)]
     # Huge pages: one of them at a time is what vCPUs meet in.
