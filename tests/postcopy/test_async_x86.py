@@ -145,8 +145,10 @@ def longest_answer(lab, way):
         time.sleep(0.5)
         before = len(answers()) + 1
         time.sleep(2)
+        if way != "exits":
+            # Beside three other labs, fewer than one in two seconds
+            until(lambda: len(answers()) > before, "an answer is reported")
         during = answers()[before:]
-        assert during or way == "exits", "no answer is reported"
         pair.source.signal("CONT")
         pair.fast()
         pair.finish()
