@@ -31,15 +31,20 @@ def test_destination_sends(lab):
         pair.recover_and_finish()
 
 
+def all_wait(pair):
+    faults = pair.faults()
+    return faults["awaited"] == pair.cpus and faults["oldest"]["wait-ms"] > 1000
+
+
 def test_source_sends(lab):
     """Huge pages on the channel for urgent ones, with the lock of the dirty bitmap: one for each vCPU, more
-    than fit into the sockets' buffers."""
+    than fit into the sockets' buffers. The first of them may fit, so that all vCPUs must wait."""
     with Pair(lab, exits="on", backend="memory-backend-memfd,hugetlb=on,hugetlbsize=2M", pattern="disjoint",
               memory_mb=64, mem=48) as pair:
         wire = pair.wire_of(ReadsNoUrgentPages, pair.listen())
-        pair.postcopy(wire.uri, bandwidth=64 * MIB)
-        until(lambda: pair.source.cmd("query-migrate")["ram"]["postcopy-requests"] > 2, "pages are requested")
-        time.sleep(1)
+        pair.postcopy(wire.uri, bandwidth=8 * MIB)
+        pair.until_faults()
+        until(lambda: all_wait(pair), "all vCPUs wait, and nothing comes")
         pair.source.cmd("migrate-pause")
         pair.source.wait_status("postcopy-paused")
         wire.cut()
