@@ -181,7 +181,9 @@ unsigned postcopy_fetch_expected(PostcopyTurn *turn)
     PostcopyFetchChannel *ch = container_of(turn, PostcopyFetchChannel, turn);
     unsigned n = postcopy_requests_number_of(ch->mis->page_requests, ch->id);
 
-    return MAX(n, ch->more || qatomic_read(&ch->mis->fetch->ending));
+    /* What is left of the last frame may be what nobody has requested */
+    return MAX(n, ch->more || ch->frame.length ||
+                  qatomic_read(&ch->mis->fetch->ending));
 }
 
 void postcopy_fetch_read(MigrationIncomingState *mis, PostcopyWaiter *waiter)

@@ -314,7 +314,9 @@ static bool postcopy_fetch_put(PostcopyFetchSource *ch, PostcopyFrameType type,
         /* Others are looked for around zeros that were requested */
         more |= zero && type == POSTCOPY_FRAME_PAGES;
         postcopy_fetch_put_alike(ch, zero ? POSTCOPY_FRAME_ZERO : type, rb,
-                                 start, length, more);
+                                 start, length,
+                                 more || (type == POSTCOPY_FRAME_ALONG &&
+                                          start + length < end));
         start += length;
     }
     return zeros;
@@ -373,7 +375,8 @@ static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
     while (n && !qemu_file_get_error(ch->out) &&
            ram_claim_next_host_pages(&rb, &at, n, &run_end)) {
         n -= (run_end - at) / qemu_ram_pagesize(rb);
-        postcopy_fetch_put(ch, POSTCOPY_FRAME_ALONG, rb, at, run_end, n);
+        postcopy_fetch_put(ch, POSTCOPY_FRAME_ALONG, rb, at, run_end,
+                           n && ram_has_next_host_pages(rb, run_end));
         at = run_end;
     }
 }
@@ -398,6 +401,9 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
     bool zeros = false;
 
     QEMU_LOCK_GUARD(&ch->lock);
+    if (along && !ram_has_next_host_pages(frame->rb, start + frame->length)) {
+        along = 0;
+    }
     for (unsigned i = 0; i <= frame->more; i++, start += frame->step) {
         ram_addr_t at = start, end = start + frame->length, run_end;
 

@@ -16,6 +16,7 @@
 #define HOT_KEY         0x5eed  /* which ones are */
 
 static bool moved;
+static uint64_t khz;            /* of ticks() */
 
 /* A permutation of 0 ... n-1 that looks random; another one for each key. */
 static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
@@ -146,6 +147,15 @@ static void load(uint32_t cpu)
     }
 }
 
+static void rest(uint64_t ms)
+{
+    uint64_t start = ticks();
+
+    while (ticks() - start < ms * khz) {
+        pause();
+    }
+}
+
 /* On the destination: time one touch of each page, or of each hot one. */
 static void measure(uint32_t cpu, int pass)
 {
@@ -163,6 +173,9 @@ static void measure(uint32_t cpu, int pass)
         }
         took = timed_touch(page, par.pattern == ZEROWRITE, by_smi);
         sample[i] = took < UINT32_MAX ? took : UINT32_MAX;
+        if (took > khz) {
+            rest(par.rest_ms);
+        }
     }
 }
 
@@ -183,8 +196,7 @@ _Noreturn void cpu_main(uint32_t cpu)
 {
     set_up_interrupts();
     if (cpu == 0) {
-        uint64_t khz = measure_khz();
-
+        khz = measure_khz();
         read_parameters();
         memory_layout();
         rom_remember();

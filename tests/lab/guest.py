@@ -55,6 +55,8 @@ def arguments(side: str, log: Path | str, cpus: int | str = 4, memory_mb: int | 
       zero     per cent of pages that hold zeros until the guest has moved (12)
       seed     of contents and order (0)
       passes   touch each page so often, then check, moved or not (0: until moved)
+      rest     ms for which a processor rests after each touch on the destination that took more
+               than 1 ms (0)
       time     1: count all touches before the guest has moved by their duration, see times()
     and for clock.bin:
       vmclock  1: processor 0 reads QEMU's vmclock device every second

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Post-copy by fetch channels, and what can befall them."""
+import contextlib
+import queue
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -7,12 +11,12 @@ from qemu.qmp import ExecuteError
 
 from tests.lab import peer
 from tests.lab.arches import choices, on_both
-from tests.lab.fetch_wire import ALONG, END, PAGES, REQUEST, FetchWire
+from tests.lab.fetch_wire import ALONG, END, HEADER, HELLO_SIZE, PAGES, REQUEST, FetchWire, Frame, frames
 from tests.lab.guest import wait_threshold_us
 from tests.lab.lab import Lab
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.peer import PEER
-from tests.lab.wire import Close
+from tests.lab.wire import MAIN, Close
 
 BACKENDS = {
     "anonymous": None,
@@ -40,6 +44,54 @@ class Counts(FetchWire):
         if frame.type == ALONG:
             self.along += frame.length // 4096
         send(frame.pack())
+
+
+class Splits(FetchWire):
+    """A few pages go along with each answer, and come together with it, but for the last half of the last one."""
+
+    def _fetch(self, a, b):
+        come: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        sender = threading.Thread(target=self._split, args=(come, b.sendall))
+        with a.makefile("rb") as stream:
+            b.sendall(stream.read(HELLO_SIZE))
+            sender.start()
+            for frame in frames(stream):
+                come.put(frame)
+            come.put(None)
+            sender.join()
+
+    @staticmethod
+    def _split(come, send):
+        kept = b""
+        # The connection ends in the midst of it
+        with contextlib.suppress(OSError):
+            while True:
+                try:
+                    frame = come.get(timeout=0.1 if kept else None)
+                except queue.Empty:
+                    send(kept)
+                    kept = b""
+                    continue
+                if not frame:
+                    send(kept)
+                    return
+                kept += frame.pack()
+                if not frame.along:
+                    rest = frame.length // 2 if frame.type == ALONG else 0
+                    send(kept[:len(kept) - rest])
+                    if rest:
+                        time.sleep(0.02)
+                        send(kept[-rest:])
+                    kept = b""
+
+    def _back(self, a, b):
+        if (a, b) == self.channels[MAIN][::-1]:
+            super()._back(a, b)
+            return
+        with a.makefile("rb") as stream:
+            b.sendall(stream.read(HELLO_SIZE))
+            while len(head := stream.read(HEADER.size)) == HEADER.size:
+                b.sendall(head[:2] + bytes([min(head[2], 3)]) + head[3:] + stream.read(head[1]))
 
 
 def wire(pair, kind=FetchWire, command="migrate-incoming", **options):
@@ -134,6 +186,21 @@ def test_along(lab, pattern, exits):
         here, there = channels(pair.destination), channels(pair.source)
         assert here == there
         assert sum(c["along"] for c in here) == between.along
+
+
+@on_both()
+def test_rest_of_what_goes_along(lab):
+    """It comes when the guest waits for nothing any more, and is read nevertheless: not by who misses the next page."""
+    with Pair(lab, exits="on", fetch=1, cpus=1, pattern="disjoint", mem=16, rest=1000) as pair:
+        pair.postcopy(wire(pair, Splits).uri, bandwidth=64 << 10)
+        until(lambda: channels(pair.source)[0]["along"] > 10, "pages go along")
+        seen = []
+        for _ in range(40):
+            time.sleep(0.25)
+            seen.append(channels(pair.source) == channels(pair.destination))
+        print(seen)
+        assert seen.count(True) > 10
+        pair.source.cmd("migrate-pause")
 
 
 @slow
