@@ -26,6 +26,8 @@ typedef struct PostcopyRequest {
     /* To be sent; in the list of these */
     bool deferred;
     QTAILQ_ENTRY(PostcopyRequest) next_deferred;
+    /* When it was requested, and first missed */
+    int64_t requested;
     int64_t since;
     QSLIST_HEAD(, PostcopyWait) waits;
     /* A thread waits in userfaultfd */
@@ -91,7 +93,8 @@ static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
     } else {
         req = g_new(PostcopyRequest, 1);
     }
-    *req = (PostcopyRequest) { .page = *page, .since = get_clock() };
+    *req = (PostcopyRequest) { .page = *page };
+    req->requested = req->since = get_clock();
     g_hash_table_insert(r->pages, page->host, req);
     postcopy_request_counted(r, req, 1);
     return req;
@@ -522,7 +525,7 @@ static PostcopyClaim postcopy_claim_one(PostcopyRequests *r,
     req = claim.drop ? NULL : g_hash_table_lookup(r->pages, page->host);
     if (req) {
         claim.asked = true;
-        claim.since = req->since;
+        claim.since = req->requested;
         claim.uffd = req->uffd;
         QSLIST_FOREACH(wait, &req->waits, next) {
             claim.vcpu |= wait->waiter != NULL;

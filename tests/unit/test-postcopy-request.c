@@ -491,10 +491,12 @@ static void test_stop_wakes(void)
 static void test_ahead(void)
 {
     PostcopyRequests *r = setup();
-    PostcopyPage first = page_of(8);
+    PostcopyPage first = page_of(8), missed = page_of(10);
     PostcopyRequestCounts counts;
     g_autoptr(GArray) list = NULL;
     PostcopyOldest oldest;
+    PostcopyClaim claim;
+    int64_t requested;
 
     complete(r, 9);
     begin(r, 11, NULL);
@@ -502,6 +504,8 @@ static void test_ahead(void)
     g_assert_cmpuint(outstanding(r, &oldest), ==, 4);
     g_assert_cmpuint(oldest.page.start, ==, 11 * PAGE);
 
+    requested = get_clock();
+    g_usleep(1000);
     g_assert_cmpint(begin(r, 10, NULL), ==, POSTCOPY_PAGE_REQUESTED);
     list = postcopy_requests_list(r);
     g_assert_cmpuint(list->len, ==, 4);
@@ -515,6 +519,9 @@ static void test_ahead(void)
     g_assert_cmpuint(counts.ahead, ==, 3);
     g_assert_cmpuint(counts.ahead_missed, ==, 1);
 
+    /* The round trip is not the time for which somebody waits */
+    postcopy_request_claim(r, &missed, 1, false, &claim);
+    g_assert_cmpint(claim.since, <=, requested);
     complete(r, 10);
     complete(r, 11);
     g_assert_false(postcopy_requests_wait_empty(r, 1));
@@ -573,12 +580,14 @@ static void *complete_fn(void *opaque)
 static void test_wait_empty(void)
 {
     PostcopyRequests *r = setup();
+    int64_t begun_us = g_get_monotonic_time();
     QemuThread thread;
 
     begin(r, 1, NULL);
     qemu_thread_create(&thread, "complete", complete_fn, r,
                        QEMU_THREAD_JOINABLE);
     g_assert_true(postcopy_requests_wait_empty(r, 60 * 1000));
+    g_assert_cmpint(g_get_monotonic_time() - begun_us, <, 30 * G_USEC_PER_SEC);
     qemu_thread_join(&thread);
     postcopy_requests_free(r);
 }
