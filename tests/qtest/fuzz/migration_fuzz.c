@@ -24,8 +24,11 @@
 #include "exec/address-spaces.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
+#include "io/channel-buffer.h"
 #include "migration/migration.h"
 #include "migration/postcopy-ram.h"
+#include "migration/qemu-file.h"
+#include "migration/savevm.h"
 #include "migration/vmstate.h"
 #include "qapi/error.h"
 #include "qapi/qapi-commands-migration.h"
@@ -626,17 +629,40 @@ static void fuzz_fill_memory(void)
         address_space_write(&address_space_memory, i * 5 * sizeof(page),
                             MEMTXATTRS_UNSPECIFIED, page, sizeof(page));
     }
+}
+
+static void fuzz_make_guest_time(void)
+{
+    const uint32_t id = 99;
+    g_autoptr(QIOChannelBuffer) buffer = qio_channel_buffer_new(FUZZ_PAGE);
+    QEMUFile *f = qemu_file_new_output(QIO_CHANNEL(buffer));
+
     fuzz_clock.guest_time.state.valid = true;
     fuzz_clock.guest_time.vcpus = 1;
     fuzz_clock.guest_time.vcpu = g_new0(GuestTimeVcpu, 1);
+
+    qemu_put_byte(f, QEMU_VM_SECTION_FULL);
+    qemu_put_be32(f, id);
+    qemu_put_counted_string(f, fuzz_vmstate_clock.name);
+    qemu_put_be32(f, 0);
+    qemu_put_be32(f, fuzz_vmstate_clock.version_id);
+    vmstate_save_state(f, &fuzz_vmstate_clock, &fuzz_clock, NULL);
+    qemu_put_byte(f, QEMU_VM_SECTION_FOOTER);
+    qemu_put_be32(f, id);
+    qemu_fflush(f);
+    migration_fuzz_set_guest_time(buffer->data, buffer->usage);
+    qemu_fclose(f);
 }
 
 static void fuzz_before(QTestState *s)
 {
-    fuzz_clock.guest_time.state.incoming = fuzz_side == FUZZ_DESTINATION;
+    fuzz_make_guest_time();
     vmstate_register(NULL, 0, &fuzz_vmstate_clock, &fuzz_clock);
     if (fuzz_side == FUZZ_SOURCE) {
         fuzz_fill_memory();
+    } else {
+        guest_time_forget(&fuzz_clock.guest_time);
+        fuzz_clock.guest_time.state.incoming = true;
     }
     /* To record what both sides send, see tests/fuzz/seeds.py */
     while (getenv("MIGRATION_FUZZ_PLAIN")) {

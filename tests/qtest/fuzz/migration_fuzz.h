@@ -60,6 +60,9 @@ extern FuzzSide fuzz_side;
  */
 bool fuzz_next_record(const uint8_t **data, size_t *size, FuzzRecord *record);
 
+/* A section of guest time, to be put in anywhere; copied */
+void migration_fuzz_set_guest_time(const uint8_t *bytes, size_t size);
+
 /* Of libFuzzer, and for it */
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max,
