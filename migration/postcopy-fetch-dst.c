@@ -246,6 +246,15 @@ void postcopy_fetch_break_incoming(MigrationIncomingState *mis)
     }
 }
 
+static bool postcopy_fetch_is_there(PostcopyFetchChannel *ch, Error **errp)
+{
+    if (!qatomic_read(&ch->in)) {
+        return false;
+    }
+    error_setg(errp, "postcopy: fetch channel %u is there already", ch->id);
+    return true;
+}
+
 void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
                                         QIOChannel *ioc, Error **errp)
 {
@@ -270,10 +279,13 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
     }
 
     ch = &mis->fetch->channels[id];
+    /* postcopy_fetch_stop() closes what an attempt to recover has left */
+    if (postcopy_fetch_is_there(ch, errp)) {
+        /* Who sends by it, to a source that does not read, has the lock */
+        return;
+    }
     WITH_QEMU_LOCK_GUARD(&ch->lock) {
-        /* postcopy_fetch_stop() closes what an attempt to recover has left */
-        if (ch->in) {
-            error_setg(errp, "postcopy: fetch channel %u is there already", id);
+        if (postcopy_fetch_is_there(ch, errp)) {
             return;
         }
         /* Who pauses takes the main channel away first, then closes these */

@@ -107,11 +107,13 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
     bool zero = !data;
 
     while (n) {
+        /* Zeros that are copied are those of one page */
+        unsigned most = zero && !qemu_ram_is_uf_zeroable(first.rb) ? 1 : n;
         PostcopyClaim claim;
         unsigned alike;
         int ret = 0;
 
-        alike = postcopy_request_claim(mis->page_requests, &first, n, zero,
+        alike = postcopy_request_claim(mis->page_requests, &first, most, zero,
                                        &claim);
         if (!claim.drop && age_ns) {
             if (claim.asked) {
