@@ -159,7 +159,7 @@ class Faults:
         self.note = note
         self.killed: Side | None = None
         self.recoveries = 0
-        self.said: str | None = None    # of a guest that is whole nowhere: the survivor
+        self.said: str | None = None    # by the survivor, of a guest that it lacks
 
     # What is known
 

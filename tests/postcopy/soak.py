@@ -291,9 +291,10 @@ def main():
     print(f"wrote {REPORT.relative_to(ROOT)}")
     if soak.failures:
         sys.exit("\n\n".join(f"soak: FAILED: {text}" for text in soak.failures))
-    lost = sum(Ended[r["ended"]] not in WHOLE for r in soak.done)
-    print(f"soak: {len(soak.done)} migrations, {summary['recoveries_count']} recoveries, "
-          f"memory intact but for {lost} guests that are whole nowhere, of which a side said so")
+    for name, count in Counter(r["ended"] for r in soak.done).items():
+        print(f"{count} x {Ended[name].value}")
+    print(f"soak: {len(soak.done)} migrations, {summary['recoveries_count']} recoveries, and memory intact "
+          "wherever the guest was left whole")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """migrate-pause ends what a thread sends to a peer that reads nothing, whatever lock that thread has."""
 import time
 
-from tests.lab.pair import INJECT, MIB, Pair, until
+from tests.lab.pair import INJECT, MIB, Pair
 from tests.lab.wire import URGENT, Wire
 
 
@@ -31,11 +31,6 @@ def test_destination_sends(lab):
         pair.recover_and_finish()
 
 
-def all_wait(pair):
-    faults = pair.faults()
-    return faults["awaited"] == pair.cpus and faults["oldest"]["wait-ms"] > 1000
-
-
 def test_source_sends(lab):
     """Huge pages on the channel for urgent ones, with the lock of the dirty bitmap: one for each vCPU, more
     than fit into the sockets' buffers. The first of them may fit, so that all vCPUs must wait."""
@@ -44,7 +39,7 @@ def test_source_sends(lab):
         wire = pair.wire_of(ReadsNoUrgentPages, pair.listen())
         pair.postcopy(wire.uri, bandwidth=8 * MIB)
         pair.until_faults()
-        until(lambda: all_wait(pair), "all vCPUs wait, and nothing comes")
+        pair.until_all_wait()
         pair.source.cmd("migrate-pause")
         pair.source.wait_status("postcopy-paused")
         wire.cut()

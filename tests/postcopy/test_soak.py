@@ -3,12 +3,19 @@
 import pytest
 
 from tests.lab import faults
-from tests.lab.faults import Faults, Hang
+from tests.lab.faults import ACTIONS, PHASES, Faults, Hang
 from tests.lab.pair import Pair
 from tests.postcopy.soak import chosen, migrate, told
 
 # One of each phase, with all actions and all that may come before.
-SEEDS = (4, 8, 11, 14, 17, 20, 25, 26)
+SEEDS = (3, 4, 8, 11, 14, 17, 20, 25, 26)
+
+
+def test_seeds():
+    plans = [chosen(seed) for seed in SEEDS]
+    assert {None, *PHASES} == {c["phase"] for c in plans}
+    assert {None, *sum(ACTIONS.values(), ())} == {c["action"] for c in plans}
+    assert all(any(c[key] for c in plans) for key in ("snapshot_cancelled_s", "dimm", "troubles"))
 
 
 @pytest.mark.slow
