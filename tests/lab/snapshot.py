@@ -42,8 +42,8 @@ class Machine:
     words of both command lines, taker: of the first one's; wrapper: words before it; other
     options: as for guest.arguments()."""
 
-    def __init__(self, lab: Place, qemu: str = FORK, backend: str | None = None, memory_mb: int = 64, cpus: int = 4,
-                 machine: str = "pc", capabilities: Sequence[str] = (), arguments: Sequence[str] = (),
+    def __init__(self, lab: Place, qemu: str = FORK, backend: str | None = None, memory_mb: int | str = 64,
+                 cpus: int = 4, machine: str = "pc", capabilities: Sequence[str] = (), arguments: Sequence[str] = (),
                  taker: Sequence[str] = (), wrapper: Sequence[str] = (), **options: int | str) -> None:
         self.lab = lab
         self.arguments = list(arguments)
@@ -133,15 +133,19 @@ class Machine:
                 return info
         raise AssertionError("the guest did not write while the snapshots were taken")
 
-    def restore(self, qemu: str = FORK, capabilities: Sequence[str] = (), keep: bool = False) -> guest.Report:
+    def restore(self, qemu: str = FORK, capabilities: Sequence[str] = (), keep: bool = False,
+                status: str = "") -> guest.Report:
         """Restore the snapshot in another QEMU, and let the guest there check its memory.
 
-        keep: leave it there, for Qtest."""
+        keep: leave it there, for Qtest; status: of a guest that does not run by itself."""
         side = self._side("destination", qemu, ["-incoming", "defer",
                                                 *(Qtest.arguments("destination") if keep else ())])
         if capabilities:
             self.enable(*capabilities, side=side)
         side.cmd("migrate-incoming", uri=f"file:{SNAPSHOT}")
+        if status:
+            until(lambda: side.cmd("query-status")["status"] == status, f"the restored guest is {status}")
+            side.cmd("cont")
         side.wait_event("end")
         report = side.report()
         assert report.intact, f"not of one instant: {report.all('bad')}, {report.all('end')}"

@@ -50,6 +50,8 @@ def test_destination_cannot_load_the_devices(lab):
         pair.source.cmd("migrate-start-postcopy")
         until(lambda: not pair.destination.job.running, "the destination ends")
         assert pair.destination.job.wait().rc == 1
+        pair.source.wait_status("failed")
+        until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on")
         # Another one has it.
         pair.plans[1].arguments += device
         assert Faults(pair).ended() == Ended.SOURCE

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Snapshots of a guest that does not run, and of one that gives memory back."""
+from tests.lab.pair import INJECT, until
+from tests.lab.qtest import Qtest
+from tests.lab.snapshot import Machine
+
+PVPANIC, PANICKED = 0x505, 1
+DIMM = ("-object", "memory-backend-ram,id=more,size=8M", "-device", "pc-dimm,id=dimm,memdev=more")
+
+
+def status(machine):
+    return machine.side.cmd("query-status")["status"]
+
+
+def test_panicked(lab):
+    """It stays so, in the snapshot too."""
+    with Machine(lab, mem=4, arguments=["-device", "pvpanic", "-action", "panic=pause"]) as machine:
+        machine.side.hmp(f"o/b {PVPANIC:#x} {PANICKED}")
+        until(lambda: status(machine) == "guest-panicked", "the guest panics")
+        machine.take()
+        assert status(machine) == "guest-panicked"
+        machine.restore(status="guest-panicked")
+        machine.side.cmd("cont")
+        machine.assert_whole()
+
+
+def test_reset_while_paused(lab):
+    """What a guest is that has not been started, too: prelaunch."""
+    with Machine(lab, mem=4) as machine:
+        machine.side.cmd("set-action", reboot="reset")
+        machine.side.cmd("stop")
+        machine.side.cmd("system_reset")
+        until(lambda: status(machine) == "prelaunch", "the guest is reset")
+        machine.take()
+        assert status(machine) == "prelaunch"
+        machine.side.cmd("cont")
+        machine.assert_goes_on()
+
+
+def test_stopped_while_it_is_taken(lab):
+    """A guest that has not run is not started when the snapshot has begun, but by whom wants it to run."""
+    with Machine(lab, qemu=INJECT, mem=4) as machine:
+        machine.side.cmd("stop")
+        machine.side.inject.arm("snapshot-iterate")
+        machine.start()
+        machine.side.inject.wait_held("snapshot-iterate")
+        machine.side.cmd("cont")
+        machine.side.inject.release("snapshot-iterate")
+        machine.wait()
+        assert status(machine) == "running"
+        machine.restore(status="paused")
+        machine.assert_whole()
+
+
+def test_ejected_memory(lab):
+    """The guest was asked to give it back before, and does so while it is saved: it stays until then."""
+    with Machine(lab, qemu=INJECT, mem=4, memory_mb="64,slots=1,maxmem=1G", arguments=DIMM,
+                 taker=Qtest.arguments("source")) as machine:
+        def eject():
+            with Qtest(lab, "source") as qtest:
+                qtest.eject_memory()
+
+        side = machine.side
+        side.cmd("device_del", id="dimm")
+        side.inject.arm("snapshot-iterate")
+        machine.start()
+        side.inject.wait_held("snapshot-iterate")
+        eject()
+        assert side.cmd("query-memory-devices")
+        side.inject.release("snapshot-iterate")
+        machine.wait()
+        machine.restore()
+        side.cmd("device_del", id="dimm")
+        eject()
+        until(lambda: not side.cmd("query-memory-devices"), "the device is unplugged")
+        side.cmd("object-del", id="more")
+        machine.assert_goes_on()
