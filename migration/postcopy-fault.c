@@ -65,6 +65,9 @@
 /* How often the end of the stream looks whether a connection has broken */
 #define END_LOOK_MS 100
 
+/* ... and for the devices, if all memory has come before them */
+#define LOADING_LOOK_US 1000
+
 typedef struct PostcopyFaultVCPU {
     PostcopyWaiter waiter;
     /* Used by the vCPU's thread only */
@@ -637,8 +640,11 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
                         "all fetch channels, for %d s. If one is lost: "
                         "migrate-pause, and recover", POSTCOPY_LATE_MS / 1000);
         }
-        if (ended &&
-            postcopy_requests_wait_empty(mis->page_requests, END_LOOK_MS)) {
+        if (postcopy_state_get() == POSTCOPY_INCOMING_LISTENING) {
+            /* The main thread loads the devices, and may yet miss a page */
+            g_usleep(LOADING_LOOK_US);
+        } else if (ended && postcopy_requests_wait_empty(mis->page_requests,
+                                                         END_LOOK_MS)) {
             return 0;
         }
         /* Pages come in order on a channel: behind the last end, none comes */

@@ -25,7 +25,7 @@ from qemu.qmp import ExecuteError, QMPError
 from tests.lab import guest
 from tests.lab.lab import CommandFailed
 from tests.lab.pair import MIB, Pair, Side
-from tests.lab.wire import MAIN, VM_EOF, Close, Copy, Page, Send, Wire
+from tests.lab.wire import MAIN, PACKAGE_LENGTH, VM_EOF, Close, Copy, Page, Send, Wire
 
 HANG_S = 60
 QUIT_S = 20
@@ -95,6 +95,9 @@ class PhaseWire(Wire):
         return self._main if channel == MAIN else self._copy
 
     def _send_package(self, package: bytes, send: Send) -> None:
+        """Of which the length is no part."""
+        send(package[:PACKAGE_LENGTH])
+        package = package[PACKAGE_LENGTH:]
         sent = int(self.part * len(package)) if self.phase == "switch" else len(package)
         send(package[:sent])
         if self.phase in ("switch", "listen"):
@@ -327,7 +330,8 @@ class Faults:
         self.until(checked, "the guest's check of its memory")
         assert side.report().intact, f"memory is damaged: {side.report().all('bad')}"
 
-    def check_by_another(self) -> None:
+    def check_by_another(self, bandwidth: int = 128 * MIB,
+                         meanwhile: Callable[[], None] = lambda: None) -> None:
         """Migrate the guest, which has stayed on the source, to another destination, which checks it."""
         pair = self.pair
         pair.destination.end()
@@ -337,8 +341,9 @@ class Faults:
         for side in pair.sides:
             side.cmd("migrate-set-capabilities", capabilities=[
                 {"capability": c, "state": False} for c in pair.capabilities])
-        pair.source.cmd("migrate-set-parameters", max_bandwidth=128 * MIB, downtime_limit=2000)
+        pair.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth, downtime_limit=2000)
         pair.source.cmd("migrate", uri=pair.listen())
+        meanwhile()
         self.until(lambda: self.statuses() == ("completed", "completed"), "the migration to another destination")
         self.check_on(pair.destination)
 

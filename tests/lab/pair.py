@@ -265,6 +265,13 @@ class BaseSide(ABC):
         """In the kernel, for a page."""
         return "handle_userfault" in self.lab.run(f"p=$(cat {self.pidfile}); cat /proc/$p/task/$p/wchan").output
 
+    def cpu_seconds(self, thread: str = "") -> float:
+        """What a thread of this name, or the main thread, has used of a processor."""
+        task = f"$(dirname $(grep -lx {thread} */comm))" if thread else f"$(cat {self.pidfile})"
+        ticks = self.lab.run(f"cd /proc/$(cat {self.pidfile})/task && cut -d ' ' -f 14,15 {task}/stat",
+                             check=True).output
+        return sum(map(int, ticks.split())) / 100
+
     def release_when_awaited(self, point: str) -> None:
         """As soon as the main thread sleeps until the thread that is held there goes on."""
         self.lab.job(f"p=$(cat {self.pidfile}); until grep -q futex /proc/$p/task/$p/wchan; do sleep 0.1; done; "

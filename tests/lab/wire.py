@@ -28,6 +28,8 @@ MAIN, URGENT = 0, 1  # the order in which the source connects
 # below 16 MiB. In the package are the devices; after it, pages.
 VM_EOF, VM_SECTION_PART, VM_SECTION_END, VM_COMMAND = 0x00, 0x02, 0x03, 0x08
 PACKAGE = b"\x08\x00\x07\x00\x04\x00"
+PACKAGE_LENGTH = 3
+LISTEN = b"\x08\x00\x04\x00\x00"
 SECTION_ID, FOOTER = 4, 5
 REQUEST = 3     # MIG_RP_MSG_REQ_PAGES_ID: offset, length, name of the RAMBlock
 END_OF_PAGES = EOS.to_bytes(8, "big")
@@ -98,7 +100,7 @@ class Pages:
 
 
 def package_of(stream: BufferedReader, send: Send) -> bytes | None:
-    """Send what comes before the package of the devices, and its length. Returns the package, or None
+    """Send what comes before the length of the package of the devices. Returns the package, or None
     if the stream ends before."""
     seen = b""
     while PACKAGE not in seen:
@@ -109,8 +111,12 @@ def package_of(stream: BufferedReader, send: Send) -> bytes | None:
         data = stream.read(len(data) if at < 0 else at + len(PACKAGE) - len(seen))
         send(data)
         seen += data
-    send(length := stream.read(3))
-    return stream.read(int.from_bytes(length, "big"))
+    return stream.read(int.from_bytes(stream.read(PACKAGE_LENGTH), "big"))
+
+
+def pack(package: bytes) -> bytes:
+    """With its length."""
+    return len(package).to_bytes(PACKAGE_LENGTH, "big") + package
 
 
 class Wire:
@@ -225,7 +231,7 @@ class Wire:
 
         with a.makefile("rb") as stream:
             if (package := package_of(stream, send)) is not None:
-                self._send_package(package, send)
+                self._send_package(self.lie.package(package) if self.lie else pack(package), send)
                 self._send(Pages(stream).after_the_package(), send)
 
     def _send_package(self, package: bytes, send: Send) -> None:
@@ -307,6 +313,10 @@ class Lie:
         """What is no page."""
         send(data)
 
+    def package(self, package: bytes) -> bytes:
+        """What is sent in place of the package, with its length."""
+        return pack(package)
+
 
 class Outside(Lie):
     def change(self, page: Page, send: Send) -> None:
@@ -374,6 +384,20 @@ class Says(Lie):
             send(self.what)
             self.what = b""
         send(data)
+
+
+class InPackage(Nothing):
+    """Says `what` in the package, behind LISTEN if the listen thread is to read beside it, and `behind` behind it."""
+
+    def __init__(self, what: bytes, listening: bool = True, behind: bytes = b"") -> None:
+        super().__init__()
+        self.what = what
+        self.listening = listening
+        self.behind = behind
+
+    def package(self, package: bytes) -> bytes:
+        at = package.index(LISTEN) + self.listening * len(LISTEN)
+        return pack(package[:at] + self.what + package[at:]) + self.behind
 
 
 class SamePart(Lie):

@@ -6,8 +6,23 @@ import time
 import pytest
 
 from tests.lab.arches import choices
+from tests.lab.faults import Ended, Faults
 from tests.lab.pair import MIB, Pair, until
-from tests.lab.wire import CHUNK, MAIN, URGENT, Close, End, Never, Outside, SamePart, Says, Short, Twice, Wire
+from tests.lab.wire import (
+    CHUNK,
+    MAIN,
+    URGENT,
+    Close,
+    End,
+    InPackage,
+    Never,
+    Outside,
+    SamePart,
+    Says,
+    Short,
+    Twice,
+    Wire,
+)
 
 BACKENDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
 
@@ -121,10 +136,24 @@ def test_what_comes_before_postcopy(lab, what):
         pair.recover_and_finish()
 
 
-def cpu_seconds(side):
-    """Of the main thread."""
-    ticks = side.lab.run(f"p=$(cat {side.pidfile}); cut -d ' ' -f 14,15 /proc/$p/task/$p/stat", check=True).output
-    return sum(map(int, ticks.split())) / 100
+# QEMU_VM_COMMAND with MIG_CMD_PACKAGED, _RECV_BITMAP and _POSTCOPY_RESUME; QEMU_VM_SECTION_FULL and _PART of RAM
+@pytest.mark.parametrize("what, listening", [
+    pytest.param("08 0007 0004 00000001", True, id="PACKAGED"),
+    pytest.param("08 0007 0004 00000001", False, id="PACKAGED-first", marks=pytest.mark.slow),
+    pytest.param("08 000a 0007 06 70632e72616d", True, id="RECV_BITMAP", marks=pytest.mark.slow),
+    pytest.param("08 0009 0000", True, id="RESUME", marks=pytest.mark.slow),
+    pytest.param("04 00001000 03 72616d 00000000 00000004", True, id="RAM"),
+    pytest.param("02 00000001 0000000000000010", True, id="part", marks=pytest.mark.slow),
+])
+def test_what_is_no_device(lab, what, listening):
+    """In the package of devices. The guest goes on on the source."""
+    lie = InPackage(bytes.fromhex(what), listening)
+    with Pair(lab, exits="on", pattern="shared", mem=16, capabilities=()) as pair:
+        pair.postcopy(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
+        until(lambda: not pair.destination.job.running, "the destination ends", timeout=20)
+        assert "received in the package of devices" in pair.destination.job.output
+        pair.source.wait_status("failed")
+        assert Faults(pair).ended() == Ended.SOURCE
 
 
 @pytest.mark.parametrize("end", ["quit", pytest.param("reset", marks=pytest.mark.slow)])
@@ -135,9 +164,9 @@ def test_no_urgent_channel(lab, end):
         pair.postcopy(wire.uri)
         until(lambda: "loadvm_handle_cmd_packaged_received" in dict(pair.destination.trace()), "the package")
         time.sleep(1)
-        used, begin = cpu_seconds(pair.destination), time.monotonic()
+        used, begin = pair.destination.cpu_seconds(), time.monotonic()
         time.sleep(3)
-        used, took = cpu_seconds(pair.destination) - used, time.monotonic() - begin
+        used, took = pair.destination.cpu_seconds() - used, time.monotonic() - begin
         print(f"{used:.2f} s of {took:.2f} s")
         # One that does not wait uses all of it.
         assert used < 0.5 * took

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """After the switch, before the destination has loaded the devices: the guest can go on where it was."""
+import threading
+import time
+
 import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab.faults import Ended, Faults, phase_wire
-from tests.lab.pair import STOCK, Pair, until
+from tests.lab.loading import loading
+from tests.lab.pair import MIB, STOCK, Pair, until
+from tests.lab.wire import Close, Lie
 
 REFUSED = "Postcopy migration in progress, cannot cancel."
 
@@ -75,6 +80,55 @@ def test_not_once_the_destination_may_run_it(lab):
         with pytest.raises(ExecuteError, match=REFUSED):
             pair.source.cmd("migrate_cancel")
         pair.finish()
+
+
+class Full(Lie):
+    """Takes nothing until told to, then the package alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.deliver, self.end = threading.Event(), threading.Event()
+
+    def package(self, package):
+        self.deliver.wait()
+        return super().package(package)
+
+    def pass_on(self, data, send):
+        self.end.wait()
+        raise Close
+
+
+def test_page_is_requested_when_the_guest_returns(lab):
+    """The source cannot send any more, so that it stays requested. The next migration does not hurry because of it:
+    it would use a processor, and find each time that its bandwidth is used up."""
+    lie = Full()
+    with loading(lab, lie, until_waits=False, mem=48, memory_mb=64) as (pair, wire):
+        def stuck():
+            before = pair.source.cmd("query-migrate")["ram"]["transferred"]
+            time.sleep(1)
+            return before == pair.source.cmd("query-migrate")["ram"]["transferred"]
+
+        def waits():
+            pair.source.wait_status("active")
+            used = pair.source.cpu_seconds("mig/src/main")
+            time.sleep(3)
+            used = pair.source.cpu_seconds("mig/src/main") - used
+            assert pair.source.status() == "active"
+            print(f"{used:.2f} s")
+            assert used < 0.5
+            pair.source.cmd("migrate-set-parameters", max_bandwidth=128 * MIB)
+
+        pair.fast()
+        until(stuck, "the source cannot send any more")
+        lie.deliver.set()
+        until(lambda: pair.source.cmd("query-migrate")["ram"]["postcopy-requests"], "a page is requested")
+        pair.destination.signal("KILL")
+        wire.cut()
+        lie.end.set()
+        pair.source.wait_status("postcopy-paused")
+        faults = Faults(pair)
+        assert faults.returned()
+        faults.check_by_another(MIB, waits)
 
 
 def test_not_with_released_memory(lab):
