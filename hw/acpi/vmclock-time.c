@@ -12,6 +12,9 @@
 
 #define NS_PER_S    1000000000
 
+/* In 2^-16 ppm: NTP steers a clock's rate by 500 ppm at most; beyond, it slews */
+#define RATE_MAX    (500LL << 16)
+
 /* @a / @b in units of 2^-64; @a must be less than @b */
 static uint64_t vmclock_fraction(uint64_t a, uint64_t b)
 {
@@ -41,6 +44,7 @@ void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now)
 {
     uint64_t flags = 0;
     int32_t tai_offset;
+    bool steady;
     uint8_t shift;
 
     /* Both are constant from the first time that is known */
@@ -60,17 +64,21 @@ void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now)
      * take TAI as it is, or refuse the page.
      */
     tai_offset = clk->time_type == VMCLOCK_TIME_TAI ? now->time.tai_offset : 0;
+    /* A clock that is slewed does not keep that rate until the next start */
+    steady = ABS(now->time.rate) <= RATE_MAX;
     clk->counter_value = cpu_to_le64(now->counter);
     clk->counter_period_frac_sec =
-        cpu_to_le64(vmclock_period(now->hz, now->time.rate, &shift));
+        cpu_to_le64(vmclock_period(now->hz, steady ? now->time.rate : 0,
+                                   &shift));
     clk->counter_period_shift = shift;
     clk->time_sec = cpu_to_le64(now->time.realtime / NS_PER_S +
                                 tai_offset);
     clk->time_frac_sec = cpu_to_le64(
         vmclock_fraction(now->time.realtime % NS_PER_S, NS_PER_S));
-    clk->clock_status = now->time.synchronized ? VMCLOCK_STATUS_SYNCHRONIZED
-                                               : VMCLOCK_STATUS_FREERUNNING;
-    if (now->time.synchronized) {
+    steady &= now->time.synchronized;
+    clk->clock_status = steady ? VMCLOCK_STATUS_SYNCHRONIZED
+                               : VMCLOCK_STATUS_FREERUNNING;
+    if (steady) {
         flags |= VMCLOCK_FLAG_TIME_MAXERROR_VALID;
         clk->time_maxerror_nanosec =
             cpu_to_le64(now->time.max_error_us * 1000ULL);

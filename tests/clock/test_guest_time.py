@@ -20,6 +20,7 @@ UTC, TAI = 0, 1
 MAXERROR_VALID = 1 << 6
 SYNCHRONIZED, FREERUNNING, UNRELIABLE = 2, 3, 4
 ADJUST = 123456789
+ACPI_CPU = 0xaf00   # registers of the pc machine, for plugging vCPUs
 # After a vCPU has entered the guest, KVM reads its base clock anew, whose rate is that of the TSC to
 # 80 ns/s; in the lab the last vCPU comes to that some tenths of a second after the start, on a busy
 # host later.
@@ -31,6 +32,11 @@ WAYS = pytest.mark.parametrize("postcopy", [
 def held(lab, postcopy=False, **options):
     return ClockPair(lab, destination_options=(*HELD, *options.pop("destination_options", ())),
                      capabilities=() if postcopy else None, **options)
+
+
+def plug_cpu(side):
+    free = [c for c in side.cmd("query-hotpluggable-cpus") if "qom-path" not in c]
+    side.cmd("device_add", driver=free[0]["type"], id="new", **free[0]["props"])
 
 
 def exact(jump):
@@ -227,6 +233,21 @@ def test_destination_is_killed(lab, policy):
         assert pair.outcome(pair.source)["counted"] == (0 if policy == "stopped" else pair.outcome(pair.source)["gap"])
 
 
+@pytest.mark.slow
+def test_failed_after_an_unplug(lab):
+    """KVM keeps the vCPU, and a master clock only while its offset is that of the others, too."""
+    with ClockPair(lab, source=INJECT, cpus=2, capabilities=None, source_options=("-smp", "2,maxcpus=3")) as pair:
+        plug_cpu(pair.source)
+        # What a guest's ACPI does: switch its registers on, select the vCPU, and eject it.
+        for width, register, value in ("b", 0, 0), ("w", 0, 2), ("b", 4, 1 << 3):
+            pair.source.hmp(f"o/{width} {ACPI_CPU + register:#x} {value}")
+        assert len(pair.source.cmd("query-cpus-fast")) == 2
+        jump = pair.failed(GAP_S, pair.destination.job.kill)
+        assert len(offsets(pair.source)) == 3
+        is_stopped(pair, jump, pair.source)
+        assert len(set(offsets(pair.source))) == 1
+
+
 def real_ns(side, tsc):
     """CLOCK_REALTIME of the lab's host when the first vCPU's TSC is tsc."""
     now = dict(re.findall(r"(counter|realtime) (\d+)", dict(side.trace())["vmclock_update"]))
@@ -278,6 +299,20 @@ def test_vmclock_keeps_its_type(lab, first, then):
 
 def vmclock_status(side):
     return side.memory(VMCLOCK, 64)[34]
+
+
+@pytest.mark.slow
+def test_vmclock_of_a_slewed_clock(lab):
+    """Whoever slews a host's clock stops doing so before long, and the page is written when the guest starts."""
+    with vmclock(lab, vmclock=1, tai_offset_s=37) as pair:
+        try:
+            pair.moved(GAP_S, meanwhile=lambda: set_host_clock(lab, tai_offset_s=37, faster_ppm=10000))
+        finally:
+            set_host_clock(lab)
+        after = pair.destination.wait_event("vmclock")
+        assert (after["status"], after["flags"]) == (FREERUNNING, 0), after
+        periods = [int.from_bytes(side.memory(VMCLOCK, 64)[48:56], "little") for side in pair.sides]
+        assert abs(periods[1] / periods[0] - 1) < 1e-3, periods
 
 
 @pytest.mark.slow
@@ -484,8 +519,7 @@ def test_hotplug_with_differences(lab):
     smp = ("-smp", "2,maxcpus=3")
     with held(lab, policy="continuous", cpus=2, adjust=ADJUST, source_options=smp, destination_options=smp) as pair:
         pair.moved(GAP_S)
-        free = [c for c in pair.destination.cmd("query-hotpluggable-cpus") if "qom-path" not in c]
-        pair.destination.cmd("device_add", driver=free[0]["type"], id="new", **free[0]["props"])
+        plug_cpu(pair.destination)
         first, *others = offsets(pair.destination)
         assert [other - first for other in others] == [ADJUST, 0]
 

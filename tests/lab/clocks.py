@@ -21,10 +21,11 @@ from tests.lab.text import search
 CLOCK = "build/tests/clock.bin"
 
 
-def set_host_clock(lab: Place, max_error_us: int | None = 100, tai_offset_s: int = 0) -> None:
-    """Let a host's kernel believe that NTP keeps its clock right, or, with None, that nobody does."""
+def set_host_clock(lab: Place, max_error_us: int | None = 100, tai_offset_s: int = 0, faster_ppm: int = 0) -> None:
+    """Let a host's kernel believe that NTP keeps its clock right, or, with None, that nobody does; faster_ppm: in
+    hundreds, by how much the clock is slewed."""
     state = "unsynchronized" if max_error_us is None else max_error_us
-    lab.run(f"{PAYLOADS[lab.arch]}/host-clock {state} {tai_offset_s}", check=True)
+    lab.run(f"{PAYLOADS[lab.arch]}/host-clock {state} {tai_offset_s} {10000 + faster_ppm // 100}", check=True)
 
 
 def signed(value: int) -> int:
@@ -201,7 +202,8 @@ class ClockPair(TimePair):
     def jump(self, was: list[int], before: list[Event], side: Side, after: list[Event]) -> Jump:
         """From offsets and reports on the source to those on a side."""
         base = self.tsc_base if side is self.destination else 0
-        tsc = [signed(now + base - w) for now, w in zip(offsets(side), was, strict=True)]
+        # KVM keeps vCPUs that were unplugged: they are the last ones
+        tsc = [signed(now + base - w) for now, w in zip(offsets(side), was, strict=True)][:self.cpus]
         # At the TSC that the guest reported first
         relation = [kvmclock_ns(a, a["tsc"]) - kvmclock_ns(b, a["tsc"]) for b, a in zip(before, after, strict=True)]
         added = [t * 1e6 / tsc_khz() + r for t, r in zip(tsc, relation, strict=True)]

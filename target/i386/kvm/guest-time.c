@@ -35,6 +35,12 @@
 #define TRY_NS      (2 * SCALE_MS)
 #define TRIES       10      /* at least */
 
+#define TSC_OFFSET_ATTR(offset) {                   \
+    .group = KVM_VCPU_TSC_CTRL,                     \
+    .attr = KVM_VCPU_TSC_OFFSET,                    \
+    .addr = (uintptr_t)(offset),                    \
+}
+
 /*
  * The VM is stopped, and this thread has the BQL.  So no vCPU thread is in an
  * ioctl, and this thread calls those of the vCPUs: to wake each vCPU thread for
@@ -42,11 +48,7 @@
  */
 static bool guest_time_offset(CPUState *cs, int request, uint64_t *offset)
 {
-    struct kvm_device_attr attr = {
-        .group = KVM_VCPU_TSC_CTRL,
-        .attr = KVM_VCPU_TSC_OFFSET,
-        .addr = (uintptr_t)offset,
-    };
+    struct kvm_device_attr attr = TSC_OFFSET_ATTR(offset);
 
     return kvm_vcpu_ioctl(cs, request, &attr) == 0;
 }
@@ -238,10 +240,16 @@ static bool guest_time_set_offsets(GuestTime *gt, uint64_t advance,
     /* The first vCPU is last: hot-plugged ones get the offset set last */
     QTAILQ_FOREACH_REVERSE(cs, &cpus_queue, node) {
         GuestTimeVcpu *v = guest_time_find_vcpu(gt, equal ? first_cpu : cs);
+        uint64_t offset = guest_tsc_offset(gt->scaled_tsc, v->tsc_offset,
+                                           advance, scaled_now);
 
-        if (!guest_time_set_offset(cs, guest_tsc_offset(gt->scaled_tsc,
-                                                        v->tsc_offset, advance,
-                                                        scaled_now))) {
+        if (cs == first_cpu) {
+            /* Before the last one, as if they were plugged again by now */
+            struct kvm_device_attr attr = TSC_OFFSET_ATTR(&offset);
+
+            kvm_set_attr_of_parked_vcpus(kvm_state, &attr);
+        }
+        if (!guest_time_set_offset(cs, offset)) {
             error_setg(errp, "KVM ignores TSC offsets");
             return false;
         }
