@@ -370,14 +370,20 @@ static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
 static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
                                      ram_addr_t at, unsigned n)
 {
-    ram_addr_t run_end;
+    ram_addr_t end;
+    bool more = n && ram_claim_next_host_pages(&rb, &at, n, &end);
 
-    while (n && !qemu_file_get_error(ch->out) &&
-           ram_claim_next_host_pages(&rb, &at, n, &run_end)) {
-        n -= (run_end - at) / qemu_ram_pagesize(rb);
-        postcopy_fetch_put(ch, POSTCOPY_FRAME_ALONG, rb, at, run_end,
-                           n && ram_has_next_host_pages(rb, run_end));
+    while (more) {
+        RAMBlock *run_rb = rb;
+        ram_addr_t run = at, run_end = end;
+
+        /* The next run is taken before this one is sent, which tells of it */
+        n -= (run_end - run) / qemu_ram_pagesize(rb);
         at = run_end;
+        more = n && !qemu_file_get_error(ch->out) &&
+               ram_claim_next_host_pages(&rb, &at, n, &end);
+        postcopy_fetch_put(ch, POSTCOPY_FRAME_ALONG, run_rb, run, run_end,
+                           more);
     }
 }
 

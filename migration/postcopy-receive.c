@@ -117,7 +117,7 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
                                        &claim);
         if (!claim.drop && age_ns) {
             if (claim.asked) {
-                *age_ns = MIN(*age_ns, get_clock() - claim.since);
+                *age_ns = MIN(*age_ns, get_clock() - claim.requested);
             } else {
                 ret = postcopy_receive_unasked(&first);
             }

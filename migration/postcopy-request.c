@@ -525,7 +525,7 @@ static PostcopyClaim postcopy_claim_one(PostcopyRequests *r,
     req = claim.drop ? NULL : g_hash_table_lookup(r->pages, page->host);
     if (req) {
         claim.asked = true;
-        claim.since = req->requested;
+        claim.requested = req->requested;
         claim.uffd = req->uffd;
         QSLIST_FOREACH(wait, &req->waits, next) {
             claim.vcpu |= wait->waiter != NULL;

@@ -239,7 +239,7 @@ typedef struct PostcopyClaim {
     /* All of them were requested */
     bool asked;
     /* When the first of them was, by get_clock(); else 0 */
-    int64_t since;
+    int64_t requested;
     /*
      * A userfaultfd waiter waits for one of them: if so, let the placement
      * wake.  Waiters that come after the answer are told by

@@ -49,11 +49,6 @@ class Qtest:
         """The next access to port PCI_DATA is to a device of the first bus."""
         self.cmd("outl", 0xcf8, 1 << 31 | slot << 11 | register)
 
-    def eject_memory(self) -> None:
-        """What a guest's ACPI does to its first DIMM: select the slot, and eject it."""
-        self.cmd("outl", ACPI_MEMORY, 0)
-        self.cmd("outb", ACPI_MEMORY + 0x14, 1 << 3)
-
     def eject_pci(self, slot: int) -> None:
         """The same to a device of the first PCI bus."""
         self.cmd("outl", ACPI_PCI + 0x10, 0)
@@ -67,6 +62,13 @@ class Qtest:
 
     def write(self, address: int, data: bytes) -> None:
         self.cmd("write", address, len(data), "0x" + data.hex())
+
+
+def eject_memory(lab: Place, side: str) -> None:
+    """What a guest's ACPI does to its first DIMM: select the slot, and eject it."""
+    with Qtest(lab, side) as qtest:
+        qtest.cmd("outl", ACPI_MEMORY, 0)
+        qtest.cmd("outb", ACPI_MEMORY + 0x14, 1 << 3)
 
 
 class Balloon:

@@ -23,7 +23,7 @@ from tests.lab.faults import ACTIONS, HELD, PHASES, Ended, Faults, diagnosis, ph
 from tests.lab.lab import Lab
 from tests.lab.pair import MIB, Pair, until
 from tests.lab.paths import REPORTS, ROOT
-from tests.lab.qtest import Qtest
+from tests.lab.qtest import Qtest, eject_memory
 
 REPORT = REPORTS / "soak.json"
 HUGEPAGES = 256
@@ -131,8 +131,7 @@ def unplug(pair, asked, note):
     side = pair.destination
     if not asked:
         side.cmd("device_del", id="dimm")
-    with Qtest(pair.lab, side.name) as qtest:
-        qtest.eject_memory()
+    eject_memory(pair.lab, side.name)
     until(lambda: not side.cmd("query-memory-devices"), "the DIMM is unplugged")
     side.cmd("object-del", id="dimm-ram")
     side.check()

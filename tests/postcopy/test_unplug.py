@@ -8,7 +8,7 @@ from qemu.qmp import ExecuteError
 
 from tests.lab import guest
 from tests.lab.pair import INJECT, MIB, Pair, until
-from tests.lab.qtest import PCI_DATA, Qtest
+from tests.lab.qtest import PCI_DATA, Qtest, eject_memory
 from tests.lab.wire import MAIN, Block, Endless
 
 SIZE_MB = 8
@@ -43,16 +43,12 @@ def test_unplug(lab, exits):
     with far_pair(lab, DIMM, exits=exits, wrapper=PERTURB) as pair:
         destination = pair.destination
 
-        def eject():
-            with Qtest(lab, "destination") as qtest:
-                qtest.eject_memory()
-
         pair.postcopy(pair.wire(pair.listen(), lie=Block(b"far")).uri, bandwidth=4096)
         let_go(pair)
         until(lambda: (pair.faults() or {}).get("oldest", {}).get("ramblock") == "far", "a page is asked for")
         with pytest.raises(ExecuteError, match=UNRECEIVED.format("dimm")):
             destination.cmd("device_del", id="dimm")
-        eject()
+        eject_memory(lab, "destination")
         with pytest.raises(ExecuteError, match="in use"):
             destination.cmd("object-del", id="far")
         assert destination.cmd("query-memory-devices")
@@ -63,7 +59,7 @@ def test_unplug(lab, exits):
         pair.wait_paused()
         pair.recover_and_finish()
         destination.cmd("device_del", id="dimm")
-        eject()
+        eject_memory(lab, "destination")
         until(lambda: not destination.cmd("query-memory-devices"), "the device is unplugged")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Snapshots of a guest that does not run, and of one that gives memory back."""
 from tests.lab.pair import INJECT, until
-from tests.lab.qtest import Qtest
+from tests.lab.qtest import Qtest, eject_memory
 from tests.lab.snapshot import Machine
 
 PVPANIC, PANICKED = 0x505, 1
@@ -56,22 +56,18 @@ def test_ejected_memory(lab):
     """The guest was asked to give it back before, and does so while it is saved: it stays until then."""
     with Machine(lab, qemu=INJECT, mem=4, memory_mb="64,slots=1,maxmem=1G", arguments=DIMM,
                  taker=Qtest.arguments("source")) as machine:
-        def eject():
-            with Qtest(lab, "source") as qtest:
-                qtest.eject_memory()
-
         side = machine.side
         side.cmd("device_del", id="dimm")
         side.inject.arm("snapshot-iterate")
         machine.start()
         side.inject.wait_held("snapshot-iterate")
-        eject()
+        eject_memory(lab, "source")
         assert side.cmd("query-memory-devices")
         side.inject.release("snapshot-iterate")
         machine.wait()
         machine.restore()
         side.cmd("device_del", id="dimm")
-        eject()
+        eject_memory(lab, "source")
         until(lambda: not side.cmd("query-memory-devices"), "the device is unplugged")
         side.cmd("object-del", id="more")
         machine.assert_goes_on()
