@@ -113,7 +113,8 @@ def test_fetch(lab, backend, exits, n):
         assert sum(c["requests"] for c in here) >= faults["requests"]
         assert faults["duplicates"] == 0
         if "hugetlb" not in backend:
-            assert all(c["requests"] for c in here[:4])
+            # Every four outstanding pages make one channel more be used; a page's address decides which of them.
+            assert sum(c["requests"] > 0 for c in here) >= min(n, 4)
         else:
             assert not any(c["along"] for c in here)
         assert f"channel {n - 1}: requests {here[-1]['requests']}, " in pair.destination.hmp("info migrate")
