@@ -535,6 +535,15 @@ class BasePair(ABC, Generic[AnySide]):
             return all(after[k] == before[k] for k in ("exits", "copied-bytes")) and after
         return until(all_wait, "all vCPUs wait for pages")
 
+    def until_stuck(self) -> None:
+        """Wait until the source cannot send any more, though it has more to send."""
+        def stuck() -> bool:
+            before = self.source.cmd("query-migrate")["ram"]
+            time.sleep(1)
+            after = self.source.cmd("query-migrate")["ram"]
+            return bool(before["transferred"] == after["transferred"] and after["remaining"])
+        until(stuck, "the source cannot send any more")
+
     def start(self, uri: str | None = None, bandwidth: int | None = None) -> None:
         """Start pre-copy."""
         uri = uri or self.listen()

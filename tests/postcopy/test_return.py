@@ -103,11 +103,6 @@ def test_page_is_requested_when_the_guest_returns(lab):
     it would use a processor, and find each time that its bandwidth is used up."""
     lie = Full()
     with loading(lab, lie, until_waits=False, mem=48, memory_mb=64) as (pair, wire):
-        def stuck():
-            before = pair.source.cmd("query-migrate")["ram"]["transferred"]
-            time.sleep(1)
-            return before == pair.source.cmd("query-migrate")["ram"]["transferred"]
-
         def waits():
             pair.source.wait_status("active")
             used = pair.source.cpu_seconds("mig/src/main")
@@ -119,7 +114,7 @@ def test_page_is_requested_when_the_guest_returns(lab):
             pair.source.cmd("migrate-set-parameters", max_bandwidth=128 * MIB)
 
         pair.fast()
-        until(stuck, "the source cannot send any more")
+        pair.until_stuck()
         lie.deliver.set()
         until(lambda: pair.source.cmd("query-migrate")["ram"]["postcopy-requests"], "a page is requested")
         pair.destination.signal("KILL")
