@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from tests.lab.lab import Place
+from tests.lab.pair import Side, until
 
 PORT = {"source": 4005, "destination": 4006}
 PCI_DATA = 0xcfc
@@ -69,6 +70,13 @@ def eject_memory(lab: Place, side: str) -> None:
     with Qtest(lab, side) as qtest:
         qtest.cmd("outl", ACPI_MEMORY, 0)
         qtest.cmd("outb", ACPI_MEMORY + 0x14, 1 << 3)
+
+
+def unplug_memory(side: Side) -> None:
+    """Ask the guest for its first DIMM, which is named dimm, and do what its ACPI does."""
+    side.cmd("device_del", id="dimm")
+    eject_memory(side.lab, side.name)
+    until(lambda: not side.cmd("query-memory-devices"), "the DIMM is unplugged")
 
 
 class Balloon:

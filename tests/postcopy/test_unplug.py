@@ -8,7 +8,7 @@ from qemu.qmp import ExecuteError
 
 from tests.lab import guest
 from tests.lab.pair import INJECT, MIB, Pair, until
-from tests.lab.qtest import PCI_DATA, Qtest, eject_memory
+from tests.lab.qtest import PCI_DATA, Qtest, eject_memory, unplug_memory
 from tests.lab.wire import MAIN, Block, Endless
 
 SIZE_MB = 8
@@ -58,9 +58,7 @@ def test_unplug(lab, exits):
         pair.source.cmd("migrate-pause")
         pair.wait_paused()
         pair.recover_and_finish()
-        destination.cmd("device_del", id="dimm")
-        eject_memory(lab, "destination")
-        until(lambda: not destination.cmd("query-memory-devices"), "the device is unplugged")
+        unplug_memory(destination)
 
 
 @pytest.mark.parametrize("exits, when", [

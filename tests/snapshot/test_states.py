@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Snapshots of a guest that does not run, and of one that gives memory back."""
 from tests.lab.pair import INJECT, until
-from tests.lab.qtest import Qtest, eject_memory
+from tests.lab.qtest import Qtest, eject_memory, unplug_memory
 from tests.lab.snapshot import Machine
 
 PVPANIC, PANICKED = 0x505, 1
@@ -66,8 +66,6 @@ def test_ejected_memory(lab):
         side.inject.release("snapshot-iterate")
         machine.wait()
         machine.restore()
-        side.cmd("device_del", id="dimm")
-        eject_memory(lab, "source")
-        until(lambda: not side.cmd("query-memory-devices"), "the device is unplugged")
+        unplug_memory(side)
         side.cmd("object-del", id="more")
         machine.assert_goes_on()
