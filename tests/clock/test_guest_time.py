@@ -265,8 +265,8 @@ def vmclock(lab, **options):
 def test_vmclock(lab, policy, synchronized):
     """The device tells the guest the time of day, also right after a migration, of which it tells, too."""
     with vmclock(lab, policy=policy, vmclock=1, max_error_us=100 if synchronized else None, tai_offset_s=37) as pair:
+        before = pair.source.wait_event("vmclock")
         pair.moved(GAP_S)
-        before = pair.source.report().all("vmclock")[-1]
         after = pair.destination.wait_event("vmclock")
         assert after["marker"] > before["marker"]
         for side, event in zip(pair.sides, (before, after), strict=True):
@@ -285,8 +285,8 @@ def test_vmclock(lab, policy, synchronized):
 def test_vmclock_keeps_its_type(lab, first, then):
     """A device that has told TAI does not tell UTC where the host does not know TAI, nor the other way round."""
     with vmclock(lab, vmclock=1, tai_offset_s=first) as pair:
+        before = pair.source.wait_event("vmclock")
         pair.moved(GAP_S, meanwhile=lambda: set_host_clock(lab, tai_offset_s=then))
-        before = pair.source.report().all("vmclock")[-1]
         assert before["time_type"] == (TAI if first else UTC)
         assert pair.destination.memory(VMCLOCK, 64)[10:12] == bytes([1, before["time_type"]])
         if first:

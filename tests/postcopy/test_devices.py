@@ -62,7 +62,7 @@ def test_end_before_the_devices_are_loaded(lab):
     with loading(lab, lie, until_waits=False) as (pair, _):
         until(lambda: not pair.destination.job.running, "the destination ends")
         assert "has ended the stream without the page" in pair.destination.job.output
-        pair.source.wait_status("failed")
+        # Behind so many answers, its last word may be lost: then migrate_cancel returns the guest.
         assert Faults(pair).ended() == Ended.SOURCE
 
 
