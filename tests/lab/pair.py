@@ -261,15 +261,22 @@ class BaseSide(ABC):
         log = self.lab.run(f"cat {self.trace_log}").output
         return re.findall(rf"\b({'|'.join(TRACE)}) (.*)", log)
 
+    def task(self, thread: str = "") -> str:
+        """The folder in /proc of a thread of this name, or of the main thread."""
+        tasks = f"/proc/$(cat {self.pidfile})/task"
+        return f"$(dirname $(grep -lx {thread} {tasks}/*/comm))" if thread else f"{tasks}/$(cat {self.pidfile})"
+
+    def sleeps_in(self, function: str, thread: str = "") -> bool:
+        """A thread of this name, or the main thread, in a function of the kernel."""
+        return function in self.lab.run(f"cat {self.task(thread)}/wchan").output
+
     def main_thread_waits(self) -> bool:
         """In the kernel, for a page."""
-        return "handle_userfault" in self.lab.run(f"p=$(cat {self.pidfile}); cat /proc/$p/task/$p/wchan").output
+        return self.sleeps_in("handle_userfault")
 
     def cpu_seconds(self, thread: str = "") -> float:
         """What a thread of this name, or the main thread, has used of a processor."""
-        task = f"$(dirname $(grep -lx {thread} */comm))" if thread else f"$(cat {self.pidfile})"
-        ticks = self.lab.run(f"cd /proc/$(cat {self.pidfile})/task && cut -d ' ' -f 14,15 {task}/stat",
-                             check=True).output
+        ticks = self.lab.run(f"cut -d ' ' -f 14,15 {self.task(thread)}/stat", check=True).output
         return sum(map(int, ticks.split())) / 100
 
     def release_when_awaited(self, point: str) -> None:

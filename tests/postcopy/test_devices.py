@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Post-copy while QEMU's main thread loads devices, which need the guest's memory."""
+import socket
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from tests.lab import peer
 from tests.lab.faults import Ended, Faults
 from tests.lab.loading import loading
-from tests.lab.pair import FORK, STOCK, until
+from tests.lab.pair import FORK, INJECT, STOCK, Pair, until
 from tests.lab.wire import MAIN, URGENT, VM_EOF, InPackage, Nothing
+
+PING, LOADED = (bytes.fromhex(f"08 0002 0004 {value:08x}") for value in (5, 3))
 
 
 @pytest.mark.parametrize("end, channels, destination", [
@@ -58,12 +61,56 @@ def test_error_while_devices_are_loaded(lab):
 def test_end_before_the_devices_are_loaded(lab):
     """The thread that receives memory has read the end when the main one misses a page, which nobody sends."""
     # It answers so many PINGs first.
-    lie = InPackage(100_000 * bytes.fromhex("08 0002 0004 00000005"), behind=bytes([VM_EOF]))
+    lie = InPackage(100_000 * PING, behind=bytes([VM_EOF]))
     with loading(lab, lie, until_waits=False) as (pair, _):
         until(lambda: not pair.destination.job.running, "the destination ends")
         assert "has ended the stream without the page" in pair.destination.job.output
         # Behind so many answers, its last word may be lost: then migrate_cancel returns the guest.
         assert Faults(pair).ended() == Ended.SOURCE
+
+
+@pytest.mark.slow
+def test_package_fails_behind_the_answer(lab):
+    """The main thread has told that the devices are loaded, and cannot load what follows, while the listen thread
+    pauses and closes what both have read. Who reads of it then, AddressSanitizer tells."""
+    lie = InPackage(LOADED + 100_000 * PING)
+    with loading(lab, lie, until_waits=False) as (pair, wire):
+        until(lambda: ("source_return_path_thread_pong", "0x3") in pair.source.trace(), "the answer")
+        wire.cut()
+        until(lambda: not pair.destination.job.running, "the destination ends")
+        assert "received with no return path" in pair.destination.job.output
+        pair.source.wait_status("postcopy-paused")
+
+
+class Silent(Nothing):
+    """Behind the package."""
+
+    def pass_on(self, data, send):
+        pass
+
+
+@pytest.mark.slow
+def test_urgent_channel_breaks_behind_the_devices(lab):
+    """The main thread has told that they are loaded, so that the guest will not go on on the source: it runs the
+    guest, though the channel that the listen thread is to recover is broken by then."""
+    with Pair(lab, destination=INJECT, pattern="shared", mem=16) as pair:
+        inject = pair.destination.inject
+        wire = pair.wire(pair.listen(), lie=Silent(), lying=MAIN)
+        pair.start(wire.uri)
+        inject.arm("rp-message")
+        pair.source.cmd("migrate-start-postcopy")
+        # The first PONG is that before the package.
+        inject.wait_held("rp-message")
+        inject.hold_next("rp-message")
+        pair.source.signal("STOP")
+        wire.channels[URGENT][1].shutdown(socket.SHUT_RDWR)
+        # The thread that reads it would tell others, by the lock of who is held.
+        until(lambda: pair.destination.sleeps_in("futex", "mig/dst/preempt"), "the channel breaks")
+        inject.release("rp-message")
+        until(lambda: pair.destination.cmd("query-status")["running"], "the guest runs on the destination")
+        pair.source.signal("CONT")
+        pair.wait_paused()
+        pair.recover_and_finish()
 
 
 def ends(lab, end, channels, destination, wrapper=()):

@@ -204,16 +204,17 @@ def test_rest_of_what_goes_along(lab):
 
 
 @slow
-def test_nothing_goes_along_with_fast_answers():
-    """In a lab whose processor is as fast as the network."""
+def test_hardly_any_go_along_with_fast_answers():
+    """In a lab whose processor is as fast as the network, and has other work, behind which some answers are slow."""
     with Lab(name="fetch-icount", icount=True) as lab, Pair(lab, exits="on", fetch=2, cpus=1, pattern="disjoint",
                                                             mem=16) as pair:
         pair.postcopy()
         pair.fast()
         pair.finish()
         counts = channels(pair.destination)
-        assert sum(c["requests"] for c in counts) > 100
-        assert not any(c["along"] for c in counts)
+        requests, along = (sum(c[kind] for c in counts) for kind in ("requests", "along"))
+        assert requests > 100
+        assert along < 0.1 * requests
 
 
 def test_beside_preempt(lab):
