@@ -179,7 +179,8 @@ def test_along(lab, pattern, exits):
         along, requests = (sum(c[key] for c in counts) for key in ("along", "requests"))
         print(counts, pair.faults())
         if pattern in ("sequential", "strided"):
-            assert along < pair.faults()["ahead"] / 4
+            # Until a step is seen, up to 64 pages go along with an answer.
+            assert along < pair.faults()["ahead"] / 2
         else:
             assert along > 2 * requests
         pair.fast()
