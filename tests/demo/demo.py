@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Migrate a guest that keeps writing memory post-copy, in the lab, by QEMU 10.0 and by this branch.
 
-Between the two QEMUs lies a link that delays each direction by half a millisecond. With --compare exits, the
-default for arm64, this branch migrates twice, with exits on and off, by a Unix socket.
+Between the two QEMUs lies a link that delays each direction by half a millisecond, and this branch
+migrates twice, without and with fetch channels. With --compare exits, the default for arm64, it does
+so with exits off and on, by a Unix socket.
 
 Prints a table and a sentence, and writes build/reports/demo.json, demo.png and demo.svg.
 What is measured, and how, is told in docs/demo.md.
@@ -36,10 +37,12 @@ class Mode(NamedTuple):
     exits: str | None
     # Whether faults are to be served by exits, or none; None: it has no such faults.
     by_exits: bool | None
+    fetch_channels: int = 0
 
 
 MODES = {
-    "stock": (Mode("QEMU 10.0", STOCK, None, None), Mode("this branch", FORK, None, True)),
+    "stock": (Mode("QEMU 10.0", STOCK, None, None), Mode("this branch", FORK, None, True),
+              Mode("4 fetch channels", FORK, None, True, 4)),
     "exits": (Mode("exits off", FORK, "off", False), Mode("exits on", FORK, "on", True)),
 }
 MIN_SHARE_BY_EXITS = 0.95
@@ -51,7 +54,8 @@ def migrate(lab, mode, link, options):
     """One migration; returns its figures and the guest's latencies of both passes."""
     say(f"{mode.name}: start the guest")
     with Pair(lab, source=mode.qemu, destination=mode.qemu, exits=mode.exits, cpus=options.cpus,
-              memory_mb=options.memory, seed=1, traced=False, wrapper=link.wrapper if link else ()) as pair:
+              memory_mb=options.memory, seed=1, traced=False, wrapper=link.wrapper if link else (),
+              fetch=mode.fetch_channels) as pair:
         source, destination = pair.sides
         source.cmd("migrate-set-parameters", max_postcopy_bandwidth=MAX_POSTCOPY_BANDWIDTH_BYTES_PER_S)
         uri = link.uri if link else URI
@@ -146,16 +150,23 @@ def table(results):
     return "\n".join(lines)
 
 
+def listed(words):
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def sentence(results, link):
     """What a user gains or loses, in a newcomer's words."""
-    before, now = results
     over = f"over a link of {DELAY_US / 1000:g} ms each way" if link else "on one machine, without a network"
-    text = (f"Post-copy {over}: a guest that touches memory which is still on the other host waits "
-            f"{now['waited_us']['p50'] / 1000:.1f} ms with {now['mode']}, {before['waited_us']['p50'] / 1000:.1f} ms "
-            f"with {before['mode']} (medians); one touch in a hundred takes longer than "
-            f"{now['waited_us']['p99'] / 1000:.1f} and {before['waited_us']['p99'] / 1000:.1f} ms. "
-            f"It has written all its memory after {now['first_to_last_touch_s']:.1f} s, "
-            f"and {before['first_to_last_touch_s']:.1f} s.")
+
+    def each(form, get):
+        return listed([form.format(get(r)) for r in results])
+
+    waits = each("{0[1]:.1f} ms with {0[0]}", lambda r: (r["mode"], r["waited_us"]["p50"] / 1000))
+    text = (f"Post-copy {over}: a guest that touches memory which is still on the other host waits {waits} (medians); "
+            f"one such touch in a hundred takes longer than "
+            f"{each('{:.1f}', lambda r: r['waited_us']['p99'] / 1000)} ms. "
+            f"{each('{}', lambda r: r['waited_count'])} of {results[0]['touch_count']} first touches wait. "
+            f"The guest has written all its memory after {each('{:.1f}', lambda r: r['first_to_last_touch_s'])} s.")
     return textwrap.fill(text, 100)
 
 
@@ -205,7 +216,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", choices=MACHINES, default="x86_64", help="of the lab (x86_64)")
-    parser.add_argument("--compare", choices=MODES, help="with QEMU 10.0 over a link, or exits on and off "
+    parser.add_argument("--compare", choices=MODES, help="with QEMU 10.0 over a link, or exits off and on "
                         "(stock; for arm64 exits)")
     parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
     parser.add_argument("--memory", type=int, default=128, metavar="MIB", help="of the guest (128)")

@@ -8,7 +8,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-COLOURS = "#c8501e", "#0b62a4"
+COLOURS = "#c8501e", "#0b62a4", "#3d8b37"
 MIB = 1 << 20
 PAGE = 4096
 POINTS = 400        # of a line
@@ -28,7 +28,7 @@ def share(axes, values, **options):
 
 def draw(results, passes, path):
     """results: the runs' figures; passes: their latencies in microseconds; path: without suffix."""
-    figure, (progress, latency) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    figure, (progress, latency) = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
     for result, (pass1, pass2), colour in zip(results, passes, COLOURS, strict=True):
         # vCPUs touch page after page, each beginning when the guest goes on.
         ends, numbers = few(list(heapq.merge(*map(accumulate, pass1))))
@@ -53,7 +53,7 @@ def draw(results, passes, path):
     for axes in progress, latency:
         axes.grid(alpha=0.3)
     progress.legend()
-    latency.legend(loc="center left", bbox_to_anchor=(0.16, 0.5), fontsize="small")
+    figure.legend(*latency.get_legend_handles_labels(), loc="outside lower right", ncols=len(results), fontsize="small")
     figure.suptitle(f"Post-copy of a guest that writes all the time, {results[0]['vcpus']} vCPUs")
     for suffix in "png", "svg":
         figure.savefig(path.with_suffix("." + suffix), dpi=120)
