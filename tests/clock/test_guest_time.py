@@ -237,6 +237,7 @@ def test_destination_is_killed(lab, policy):
 def test_failed_after_an_unplug(lab):
     """KVM keeps the vCPU, and a master clock only while its offset is that of the others, too."""
     with ClockPair(lab, source=INJECT, cpus=2, capabilities=None, source_options=("-smp", "2,maxcpus=3")) as pair:
+        pair.source.wait_event("ready")     # by then it has read how many processors to start
         plug_cpu(pair.source)
         # What a guest's ACPI does: switch its registers on, select the vCPU, and eject it.
         for width, register, value in ("b", 0, 0), ("w", 0, 2), ("b", 4, 1 << 3):
@@ -499,8 +500,7 @@ def test_reset_and_hotplug(lab):
     smp = ("-smp", "2,maxcpus=3")
     with held(lab, policy="continuous", cpus=2, source_options=smp, destination_options=smp) as pair:
         is_continuous(pair.moved(GAP_S))
-        free = [c for c in pair.destination.cmd("query-hotpluggable-cpus") if "qom-path" not in c]
-        pair.destination.cmd("device_add", driver=free[0]["type"], id="new", **free[0]["props"])
+        plug_cpu(pair.destination)
         of_all = offsets(pair.destination)
         assert len(of_all) == 3 and len(set(of_all)) == 1, of_all
 

@@ -5,7 +5,7 @@ Between the two QEMUs lies a link that delays each direction by half a milliseco
 migrates twice, without and with fetch channels. With --compare exits, the default for arm64, it does
 so with exits off and on, by a Unix socket.
 
-Prints a table and a sentence, and writes build/reports/demo.json, demo.png and demo.svg.
+Prints a table and what it says, and writes build/reports/demo.json, demo.png and demo.svg.
 What is measured, and how, is told in docs/demo.md.
 """
 import argparse
