@@ -79,7 +79,8 @@ def test_merged(lab, ksm, by):
     pages = FAR_MB << 8
     with all_has_come(lab, seed=1) as (pair, faults):
         lab.run(f"echo 1 >{KSM}/run", check=True)
-        until(lambda: int(lab.run(f"cat {KSM}/pages_sharing").output) > 0.9 * pages, "pages are merged")
+        merged = f"cat /proc/$(cat {pair.destination.pidfile})/ksm_merging_pages"
+        until(lambda: int(lab.run(merged, check=True).output) > 0.9 * pages, "pages are merged")
         before = pair.faults()["populated"]
         lab.run(f"echo 0 >{KSM}/run", check=True)
     # One exit populates all received pages of its 64 KiB.
