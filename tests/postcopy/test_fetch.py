@@ -494,7 +494,8 @@ def hot_touches_that_wait(lab, fetch):
 
     # So small that the slowest guest writes all hot pages in the 0.2 s that count
     with Pair(lab, exits="on", fetch=fetch, pattern="hot", memory_mb=48, destination_options=["-S"]) as pair:
-        pair.postcopy(bandwidth=8 * MIB)
+        # So slow that the guest touches the hot pages before many more of them have come
+        pair.postcopy(bandwidth=2 * MIB)
         half = to_come() / 2
         until(lambda: to_come() < half, "half of the memory")
         pair.destination.cmd("cont")
