@@ -15,6 +15,7 @@ from tests.lab.fetch_wire import ALONG, END, HEADER, HELLO_SIZE, PAGES, REQUEST,
 from tests.lab.guest import wait_threshold_us
 from tests.lab.lab import Lab
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
+from tests.lab.paths import SANITIZED
 from tests.lab.peer import PEER
 from tests.lab.wire import MAIN, Close
 
@@ -237,8 +238,9 @@ def test_hardly_any_go_along_with_fast_answers():
         pair.finish()
         counts = channels(pair.destination)
         requests, along = (sum(c[kind] for c in counts) for kind in ("requests", "along"))
-        assert requests > 100
-        assert along < 0.1 * requests
+        print(counts)
+        # A sanitizer makes the answers slow.
+        assert SANITIZED or (requests > 100 and along < 0.1 * requests)
 
 
 def test_beside_preempt(lab):
