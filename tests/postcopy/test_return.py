@@ -8,7 +8,7 @@ from qemu.qmp import ExecuteError
 
 from tests.lab.faults import Ended, Faults, phase_wire
 from tests.lab.loading import loading
-from tests.lab.pair import MIB, STOCK, Pair, until
+from tests.lab.pair import INJECT, MIB, STOCK, Pair, until
 from tests.lab.wire import Close, Lie
 
 REFUSED = "Postcopy migration in progress, cannot cancel."
@@ -60,6 +60,31 @@ def test_destination_cannot_load_the_devices(lab):
         # Another one has it.
         pair.plans[1].arguments += device
         assert Faults(pair).ended() == Ended.SOURCE
+
+
+def test_memory_is_placed_until_the_destination_ends(lab):
+    """It cannot load the devices, and the thread that receives memory goes on until then: missing memory is not to be
+    written, which would be a fault for that very thread."""
+    with Pair(lab, destination=INJECT, mem=16, source_options=("-device", "pvpanic-pci")) as pair:
+        def written():
+            return int(pair.lab.run(f"grep -c 'ram_load_loop ' {pair.destination.trace_log}").output)
+
+        pair.start()
+        pair.destination.qmp.cmd("trace-event-set-state", name="ram_load_loop", enable=True)
+        inject = pair.destination.inject
+        inject.arm("rp-message")
+        pair.source.cmd("migrate-start-postcopy")
+        # Before the package; then one thread says SHUT, and the other one, which waits for it, PONG.
+        inject.wait_held("rp-message")
+        before = written()
+        inject.hold_next("rp-message")
+        until(lambda: any(pair.destination.sleeps_in("futex", thread) for thread in ("", "mig/dst/listen")),
+              "the other thread waits")
+        inject.release("rp-message")
+        until(lambda: not pair.destination.job.running, "the destination ends")
+        assert pair.destination.job.wait().rc == 1
+        assert written() == before
+        until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on")
 
 
 def test_not_once_the_destination_may_run_it(lab):
