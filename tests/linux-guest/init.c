@@ -585,7 +585,14 @@ int main(void)
     mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
     /* What the kernel tells from now on all goes to its console: 8 is SYSLOG_ACTION_CONSOLE_LEVEL */
     klogctl(8, NULL, 8);
-    console = open("/dev/hvc0", O_WRONLY | O_NOCTTY);
+    /* The device names its ports in messages, of which init may be ahead */
+    for (int tries = 0; tries < 10000; tries++) {
+        console = open("/dev/hvc0", O_WRONLY | O_NOCTTY);
+        if (console >= 0 || (errno != ENODEV && errno != ENOENT)) {
+            break;
+        }
+        usleep(1000);
+    }
     if (console < 0) {
         perror("/dev/hvc0");
         return 1;
