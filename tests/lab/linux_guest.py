@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from tests.lab import initramfs
-from tests.lab.paths import LAB, ROOT, below
+from tests.lab.paths import LAB, ROOT, SANITIZED, below
 
 # The disk's driver, for init.c to load
 MODULE = "build/guest/virtio_blk.ko"
@@ -112,7 +112,8 @@ def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machin
               **parameters: int | str) -> list[str]:
     """report, log: files for what init.c tells and for the kernel's log; reboot: a reset does not
     end QEMU. newer: the kernel NEWER. Parameters: see init.c."""
-    words = [*WORDS[arch], "panic=-1", append]
+    # With a sanitizer, a second of the kernel's own work can take half a minute.
+    words = [*WORDS[arch], "panic=-1", "nowatchdog" if SANITIZED else "", append]
     words += [f"guest.{key}={value}" for key, value in parameters.items()]
     kernel, initrd = NEWER if newer else files(arch)
     return [
