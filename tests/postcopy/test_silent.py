@@ -8,7 +8,7 @@ from qemu.qmp import ExecuteError
 
 from tests.lab import tls
 from tests.lab.pair import Pair, until
-from tests.lab.paths import PATIENCE
+from tests.lab.paths import SANITIZED
 
 MAGIC_OF_MULTIFD = bytes.fromhex("11223344")
 BARE = "multifd"
@@ -23,8 +23,8 @@ def pair_for(lab, channel):
 
 def use_multifd(pair):
     for side in pair.sides:
-        # The switch, which nothing interrupts, may take as long as the downtime limit.
-        side.qmp.settimeout(10 * PATIENCE)
+        # With a sanitizer, the switch, which nothing interrupts, can take the whole downtime limit.
+        side.qmp.settimeout(60 if SANITIZED else 20)
         side.cmd("migrate-set-capabilities", capabilities=[{"capability": "multifd", "state": True}])
 
 
