@@ -54,7 +54,7 @@ typedef struct PostcopyFetchSource {
     QemuThread thread;
     /*
      * Protects what is below, from a page's way out of the bitmap until it is
-     * sent: when the bitmap is empty, what takes the lock comes after all pages
+     * put in @out: when the bitmap is empty, what comes then is behind them all
      */
     QemuMutex lock;
     QEMUFile *out;
