@@ -275,7 +275,7 @@ def test_vmclock(lab, policy, synchronized):
             utc_ns = event["ns"] - 37 * 10**9
             assert abs(utc_ns - real_ns(side, event["tsc"])) < 10 * US, event
             host_ns = int(lab.run("build/tests/host-clock", check=True).output)
-            assert 0 < host_ns - utc_ns < 30e9
+            assert 0 < host_ns - utc_ns < 300e9
         assert after["flags"] == (MAXERROR_VALID if synchronized else 0)
         assert after["status"] == (SYNCHRONIZED if synchronized else FREERUNNING)
         assert not synchronized or 100e3 <= after["maxerror"] < 100e6
@@ -601,7 +601,10 @@ def test_old_stream(lab, way, postcopy):
     with held(lab, postcopy, switch="off" if way == (FORK, FORK) else None, source=source,
               destination=destination, policy="continuous" if destination == FORK else None) as pair:
         jump = pair.moved(GAP_S, postcopy)
-        (is_as_stock if destination == STOCK else both_stand_still)(jump)
+        if destination == STOCK:
+            is_as_stock(jump)
+        else:
+            both_stand_still(jump, 0.1 + pair.source.cmd("query-migrate")["downtime"] / 1000)
         if source == FORK:
             assert pair.outcome(pair.source)["reason"] == "the destination does not know guest-time" \
                 if destination == STOCK else "guest-time" not in pair.source.cmd("query-migrate")
@@ -619,7 +622,7 @@ def test_old_destination_refuses(lab, policy):
     with ClockPair(lab, switch="on", source=INJECT, destination=STOCK, capabilities=None,
                    source_options=("-global", f"migration.guest-time={policy}")) as pair:
         jump = pair.failed(GAP_S)
-        assert "error while loading state for instance 0x0 of device 'kvmclock'" in pair.destination.job.wait(20).output
+        assert "error while loading state for instance 0x0 of device 'kvmclock'" in pair.destination.job.wait().output
         if policy == "stopped":
             is_stopped(pair, jump, pair.source)
         else:

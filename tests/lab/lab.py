@@ -30,10 +30,11 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
 from tests.lab import initramfs, interface
-from tests.lab.paths import BUILD, FORK, LAB
+from tests.lab.paths import BUILD, FORK, LAB, PATIENCE
 
 AGENT_PORT = 1
 READY = "lab: ready"
+TIMEOUT_S = 60 * PATIENCE      # of a command in L1
 
 
 @dataclass
@@ -117,7 +118,7 @@ class Running(Protocol):
     @property
     def running(self) -> bool: ...
     def kill(self) -> None: ...
-    def wait(self, timeout: float = 60) -> Result: ...
+    def wait(self, timeout: float = TIMEOUT_S) -> Result: ...
 
 
 class Place(Protocol):
@@ -134,7 +135,7 @@ class Place(Protocol):
     @property
     def serial_log(self) -> Path: ...
     def job(self, cmd: str) -> Running: ...
-    def run(self, cmd: str, timeout: float = 60, *, check: bool = False) -> Result: ...
+    def run(self, cmd: str, timeout: float = TIMEOUT_S, *, check: bool = False) -> Result: ...
     def read_file(self, path: str) -> bytes: ...
     def huge_pages(self, wanted: bool) -> tuple[str, ...]: ...
     def port(self, number: int) -> int: ...
@@ -208,7 +209,7 @@ class Job:
             pass
         self._done.wait()
 
-    def wait(self, timeout: float = 60) -> Result:
+    def wait(self, timeout: float = TIMEOUT_S) -> Result:
         try:
             end = time.monotonic() + timeout
             while not self._done.wait(max(0, min(1, end - time.monotonic()))):
@@ -396,7 +397,7 @@ class Lab:
         """Start a command of /bin/sh in /lab; it is over when the shell is."""
         return Job(self, cmd, stdin, on_output)
 
-    def run(self, cmd: str, timeout: float = 60, stdin: bytes = b"", on_output: OnOutput | None = None,
+    def run(self, cmd: str, timeout: float = TIMEOUT_S, stdin: bytes = b"", on_output: OnOutput | None = None,
             check: bool = False) -> Result:
         """Run a command to its end. CommandTimeout, with the output so far, if it takes longer;
         with check, CommandFailed if its exit status is not 0."""

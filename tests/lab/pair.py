@@ -281,7 +281,8 @@ class BaseSide(ABC):
 
     def release_when_awaited(self, point: str) -> None:
         """As soon as the main thread sleeps until the thread that is held there goes on."""
-        self.lab.job(f"p=$(cat {self.pidfile}); until grep -q futex /proc/$p/task/$p/wchan; do sleep 0.1; done; "
+        self.lab.job(f"p=$(cat {self.pidfile}); "
+                     "until grep -q futex /proc/$p/task/$p/wchan || ! test -d /proc/$p; do sleep 0.1; done; "
                      f"rm -f {self.inject.directory}/{point}.held")
 
     def has_open(self, what: str) -> bool:
@@ -574,7 +575,8 @@ class BasePair(ABC, Generic[AnySide]):
         self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
         self.start(uri)
         self.source.cmd("migrate-start-postcopy")
-        self.source.wait_status("postcopy-active", "completed")
+        # Where somebody lies it may have paused already.
+        self.source.wait_status("postcopy-active", "postcopy-paused", "completed")
 
     def fast(self) -> None:
         """The source sends all that is left."""

@@ -198,5 +198,6 @@ class Machine:
 
     def resident_kib(self) -> int:
         """Memory in use, with the tables that map it."""
-        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", self.proc("status"), re.M))
-        return sum(int(fields[key]) for key in ("VmRSS", "VmPTE", "VmSwap"))
+        # VmRSS leaves out what each processor has not added yet
+        fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", self.proc("status") + self.proc("smaps_rollup"), re.M))
+        return sum(int(fields[key]) for key in ("Rss", "VmPTE", "VmSwap"))

@@ -136,8 +136,8 @@ def test_files(lab):
 def test_timeout(lab):
     start = time.monotonic()
     with pytest.raises(CommandTimeout) as e:
-        lab.run("echo before; sleep 12345; echo after", timeout=1)
-    assert time.monotonic() - start < 5
+        lab.run("echo before; sleep 12345; echo after", timeout=5)
+    assert time.monotonic() - start < 30
     assert e.value.result.output == "before\n" and e.value.result.rc is None
     time.sleep(0.5)
     assert lab.run("ps | grep '[s]leep 12345'").output == ""
@@ -198,7 +198,7 @@ def test_panic_at_boot():
 
 def test_boot_timeout():
     lab = Lab(name="hang", append="rdinit=/bin/cat", boot_timeout=5)
-    with pytest.raises(LabError, match=r"(?s)did not boot in 5 s; CPU#0, .*; the end of \S+serial.log:\n\["):
+    with pytest.raises(LabError, match=r"(?s)did not boot in 5 s; CPU#0, .*; the end of \S+serial.log:"):
         lab.__enter__()
     assert not lab.alive
 

@@ -178,7 +178,7 @@ def test_quit(lab):
     with held(lab) as pair:
         hold(pair)
         pair.destination.cmd("quit")
-        assert pair.destination.job.wait(20).rc == 0
+        assert pair.destination.job.wait().rc == 0
 
 
 @slow

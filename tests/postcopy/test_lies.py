@@ -149,7 +149,8 @@ def test_what_is_no_device(lab, what, listening):
     """In the package of devices. The guest goes on on the source."""
     lie = InPackage(bytes.fromhex(what), listening)
     with Pair(lab, exits="on", pattern="shared", mem=16, capabilities=()) as pair:
-        pair.postcopy(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
+        pair.start(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
+        pair.source.cmd("migrate-start-postcopy")
         until(lambda: not pair.destination.job.running, "the destination ends", timeout=20)
         assert "received in the package of devices" in pair.destination.job.output
         pair.source.wait_status("failed")

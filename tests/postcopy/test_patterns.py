@@ -40,8 +40,9 @@ def migrate(lab, exits, at_least=20, bandwidth=MIB, **options):
             assert len(uffd) <= ROM_PAGES and not [page for page in uffd if page.split()[0] in RAM], uffd
         else:
             assert faults["exits"] == faults["populated"] == 0 and faults["uffd"] > at_least
-        # However many miss a page, the source is asked once.
-        assert pair.source.cmd("query-migrate")["ram"]["postcopy-requests"] == faults["requests"]
+        # However many miss a page, the source is asked once; or never, if it comes before a vCPU has sent the request.
+        unsent = faults["requests"] - pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
+        assert 0 <= unsent <= pair.cpus
         in_place = options.get("backend") in (HUGETLB["file"], HUGETLB["memfd"])
         assert in_place == any(name == "postcopy_mirror" and text.startswith("ram ")
                              for name, text in trace)

@@ -15,6 +15,6 @@ def test_page_on_its_way(lab):
                  if name in ("postcopy_preempt_hit", "migration_rate_limit_post")]
         hits = [i for i, event in enumerate(trace) if event.startswith("postcopy_preempt_hit ramblock ram ")]
         assert hits, "no vCPU has missed a page that was on its way"
-        # Requests for a page that has been woken already do not count.
-        woken = [i for i in hits if trace[i + 1].endswith("urgent: 1")]
+        # Requests for a page that has been woken already do not count; and the time may be over at the same time.
+        woken = [i for i in hits if any(event.endswith("urgent: 1") for event in trace[i + 1:i + 3])]
         assert len(woken) >= 0.5 * len(hits), trace

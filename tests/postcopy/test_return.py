@@ -9,6 +9,7 @@ from qemu.qmp import ExecuteError
 from tests.lab.faults import Ended, Faults, phase_wire
 from tests.lab.loading import loading
 from tests.lab.pair import INJECT, MIB, STOCK, Pair, until
+from tests.lab.paths import PATIENCE
 from tests.lab.wire import Close, Lie
 
 REFUSED = "Postcopy migration in progress, cannot cancel."
@@ -18,7 +19,7 @@ def until_split(pair, wire):
     """The destination has ended, and the source is paused."""
     pair.start(wire.uri)
     pair.source.cmd("migrate-start-postcopy")
-    assert wire.reached.wait(60)
+    assert wire.reached.wait(60 * PATIENCE)
     wire.cut()
     pair.source.wait_status("postcopy-paused")
     until(lambda: not pair.destination.job.running, "the destination ends")
@@ -37,7 +38,7 @@ def test_cut_within_the_devices(lab, end, channels, destination):
         faults = Faults(pair)
         pair.start(wire.uri)
         pair.source.cmd("migrate-start-postcopy")
-        assert wire.reached.wait(60)
+        assert wire.reached.wait(60 * PATIENCE)
         with pytest.raises(ExecuteError, match="cannot cancel unless it is paused"):
             pair.source.cmd("migrate_cancel")
         faults.act("cut" if end == "cut" else "kill-destination", wire)
@@ -90,9 +91,10 @@ def test_memory_is_placed_until_the_destination_ends(lab):
 def test_not_once_the_destination_may_run_it(lab):
     with Pair(lab, mem=8) as pair:
         wire = phase_wire(pair, pair.listen(), "listen", 0.5)
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=64 << 10)
         pair.start(wire.uri)
         pair.source.cmd("migrate-start-postcopy")
-        assert wire.reached.wait(60)
+        assert wire.reached.wait(60 * PATIENCE)
         until(lambda: pair.destination.cmd("query-status")["running"], "the guest runs on the destination")
         # If this is lost, the administrator decides
         until(lambda: ("source_return_path_thread_pong", "0x3") in pair.source.trace(), "the source is told")
@@ -104,6 +106,7 @@ def test_not_once_the_destination_may_run_it(lab):
         pair.recover()
         with pytest.raises(ExecuteError, match=REFUSED):
             pair.source.cmd("migrate_cancel")
+        pair.fast()
         pair.finish()
 
 
@@ -164,5 +167,5 @@ def test_a_source_that_quits_runs_nothing(lab):
         until_split(pair, phase_wire(pair, pair.listen(), "switch", 0.5))
         events = pair.source.report().events
         pair.source.cmd("quit")
-        assert pair.source.job.wait(20).rc == 0
+        assert pair.source.job.wait().rc == 0
         assert pair.source.report().events == events

@@ -48,4 +48,4 @@ def test_quit(lab):
         pair.source.signal("STOP")
         pair.until_all_wait()
         pair.destination.cmd("quit")
-        assert pair.destination.job.wait(20).rc == 0
+        assert pair.destination.job.wait().rc == 0
