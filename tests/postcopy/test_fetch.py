@@ -49,6 +49,7 @@ class Counts(FetchWire):
 
 class Holds(FetchWire):
     """Keeps back all requests but the first one of each channel."""
+    held_back = False
 
     def _back(self, a, b):
         if (a, b) == self.channels[MAIN][::-1]:
@@ -60,7 +61,7 @@ class Holds(FetchWire):
             if len(head) == HEADER.size:
                 b.sendall(head + stream.read(head[1]))
             while stream.read(1):
-                pass
+                self.held_back = True
 
 
 class Asks(FetchWire):
@@ -162,9 +163,9 @@ def test_fetch(lab, backend, exits, n):
 def test_last_requests_are_not_read(lab, exits):
     """The pages come by the main channel, as all others: nobody waits for who answers."""
     with Pair(lab, exits=exits, fetch=2, pattern="disjoint", mem=8) as pair:
-        pair.postcopy(wire(pair, Holds).uri, bandwidth=64 << 10)
-        pair.until_faults()
-        until(lambda: sum(c["requests"] for c in channels(pair.destination)) > 2, "a request that is kept back")
+        between = wire(pair, Holds)
+        pair.postcopy(between.uri, bandwidth=64 << 10)
+        until(lambda: between.held_back, "a request that is kept back")
         pair.fast()
         pair.finish()
         there, here = channels(pair.source), channels(pair.destination)
@@ -179,12 +180,13 @@ def test_few_pages(lab, exits):
         pair.postcopy(bandwidth=64 << 10)
         pair.destination.wait_event("timing")
         # When the guest starts, it reads tables in steps: pages are requested ahead, some at a time.
-        before = channels(pair.destination)
-        pair.until_requests(pair.faults()["requests"] + 100)
+        before, requests = channels(pair.destination), pair.faults()["requests"]
+        # With answers that take long, so many pages go along that there are less requests.
+        until(lambda: (f := pair.faults())["requests"] > requests + 100 or f["copied-bytes"] > 6 * MIB, "requests")
         after = channels(pair.destination)
         print(before, after, pair.faults())
         first, *others = (a["requests"] - b["requests"] for a, b in zip(after, before, strict=True))
-        assert first > 50 and sum(others) < first / 20
+        assert first and sum(others) <= first / 20
         pair.fast()
         pair.finish()
 
