@@ -15,15 +15,15 @@ import time
 
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
-from tests.lab import program
+from tests.lab import cli
+from tests.lab.cli import ProgramError, say
 from tests.lab.lab import HIGHRES, Lab
 from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.network import Network, programs
 from tests.lab.pair import MIB, STOCK, until
 from tests.lab.paths import below
-from tests.lab.program import ProgramError, say
-from tests.lab.wire import SlowWire
+from tests.lab.proxy import SlowWire
 
 # Name: (QEMU, postcopy-fault-exits, postcopy-async-pf)
 WAYS = {
@@ -211,7 +211,7 @@ def main():
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 8)
     options.cpus = options.cpus or ([1] if options.quick else [1, 2, 4])
-    program.main("bench", run, options)
+    cli.main("bench", run, options)
 
 
 if __name__ == "__main__":

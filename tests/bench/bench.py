@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.lab import program
+from tests.lab import cli
+from tests.lab.cli import say
 from tests.lab.paths import REPORTS, ROOT
-from tests.lab.program import say
 
 # Of one run, by name; the names say the unit.
 Figures = dict[str, Any]
@@ -69,7 +69,7 @@ def write(name, figures, title, text, pictures=()):
     figures: with about() as "about"; call it when all processes of the bench have ended. text: of the
     section. pictures: (name, caption).
     """
-    took_s = time.monotonic() - program.started
+    took_s = time.monotonic() - cli.started
     total, ours = (now - then for now, then in zip(busy_s(), at_start, strict=True))
     figures["about"] |= {"took_s": round(took_s, 1), "others_processors_count": round((total - ours) / took_s, 3)}
     REPORTS.mkdir(parents=True, exist_ok=True)

@@ -16,10 +16,10 @@ from collections import defaultdict, namedtuple
 from typing import Any
 
 from tests.bench import bench, postcopy
-from tests.lab import program
+from tests.lab import cli
+from tests.lab.cli import say
 from tests.lab.lab import Lab
 from tests.lab.pair import FORK, MIB, Pair
-from tests.lab.program import say
 
 SOURCE = ("migrate_handle_rp_req_pages", "postcopy_preempt_send_host_page")
 DESTINATION = {
@@ -201,7 +201,7 @@ def main():
     parser.add_argument("--name", default="breakdown", help="of the report (breakdown)")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 3)
-    program.main("bench", run, options)
+    cli.main("bench", run, options)
 
 
 if __name__ == "__main__":

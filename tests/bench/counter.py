@@ -17,11 +17,11 @@ import tempfile
 
 from tests.bench import bench
 from tests.bench.bench import Figures
-from tests.lab import guest, program
-from tests.lab.counters import ONE_OFFSET
+from tests.lab import cli, guest
+from tests.lab.arm_clocks import ONE_OFFSET
+from tests.lab.cli import ProgramError, say
 from tests.lab.lab import Lab
 from tests.lab.paths import ROOT, qemu
-from tests.lab.program import ProgramError, say
 
 # Name: QEMU, words of its command line
 VARIANTS = {"native": ("fork", ()), "offset": ("fork", ONE_OFFSET), "stock": ("stock", ())}
@@ -100,7 +100,7 @@ def run(options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--qemu", metavar="PROGRAM", help="run the guest on this machine, by that qemu-system-aarch64")
-    program.main("bench", run, parser.parse_args())
+    cli.main("bench", run, parser.parse_args())
 
 
 if __name__ == "__main__":

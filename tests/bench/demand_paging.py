@@ -11,9 +11,9 @@ import statistics
 
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
-from tests.lab import interface, program
+from tests.lab import cli, kvm_interface
+from tests.lab.cli import say
 from tests.lab.lab import Lab
-from tests.lab.program import say
 
 PROGRAM = "build/tests/demand-paging"
 BASE = "one reader"
@@ -98,7 +98,7 @@ def run(options):
         kind: {vcpus: {v: [] for v in VARIANTS} for vcpus in options.vcpus} for kind in kinds}
     say("boot the lab")
     with Lab(name="demand-paging", memory_mb=1024 + 2 * options.memory * max(options.vcpus)) as lab:
-        interface.offer(lab, *interface.ALL)
+        kvm_interface.offer(lab, *kvm_interface.ALL)
         about |= {"l1_processors_count": lab.cpus,
                   "l1_kernel_release": lab.run("uname -r", check=True).output.strip()}
         names = list(VARIANTS)
@@ -128,7 +128,7 @@ def main():
     options = parser.parse_args()
     options.memory = options.memory or (4 if options.quick else 16)
     options.rounds = options.rounds or (2 if options.quick else 5)
-    program.main("bench", run, options)
+    cli.main("bench", run, options)
 
 
 if __name__ == "__main__":

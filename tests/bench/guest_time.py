@@ -12,7 +12,8 @@ import statistics
 import time
 
 from tests.bench import bench
-from tests.lab import program
+from tests.lab import cli
+from tests.lab.cli import say
 from tests.lab.clocks import (
     CLOCK,
     ClockPair,
@@ -26,7 +27,6 @@ from tests.lab.clocks import (
 )
 from tests.lab.lab import Lab, tsc_khz
 from tests.lab.pair import FORK, STOCK, Pair, Side, until
-from tests.lab.program import say
 from tests.lab.text import search
 
 CPUS = 4
@@ -189,7 +189,7 @@ def main():
     options.number = options.number or (5 if options.quick else 100)
     options.waits = 3 if options.quick else 9
     options.held = options.held or (1 if options.quick else 3)
-    program.main("bench", run, options)
+    cli.main("bench", run, options)
 
 
 if __name__ == "__main__":

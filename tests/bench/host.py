@@ -10,9 +10,9 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tests.lab.cli import ProgramError, say
 from tests.lab.lab import CommandFailed, CommandTimeout, Result
 from tests.lab.paths import ROOT
-from tests.lab.program import ProgramError, say
 
 EXIT_ON_MISSING = Path("/sys/module/kvm/parameters/exit_on_missing")
 HUGEPAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")

@@ -21,9 +21,9 @@ from tests.bench import bench, pictures, postcopy, threads
 from tests.bench.bench import Figures
 from tests.bench.queues import Step, simulate
 from tests.bench.threads import THREADS
-from tests.lab import program
+from tests.lab import cli
+from tests.lab.cli import say
 from tests.lab.lab import Lab
-from tests.lab.program import say
 
 FETCH = ("source's fetch threads", "destination's fetch threads")
 PREDICTED = (64, 256)
@@ -199,7 +199,7 @@ def main():
     # Faults take less time by instructions.
     options.memory = options.memory or (128 if options.icount else 48)
     options.window = options.window or (0.5 if options.icount else 0.8)
-    program.main("bench", run, options)
+    cli.main("bench", run, options)
 
 
 if __name__ == "__main__":

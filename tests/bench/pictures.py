@@ -9,8 +9,8 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
+from tests.lab.cli import quantile
 from tests.lab.paths import REPORTS
-from tests.lab.program import quantile
 
 COLOURS = ("#c8501e", "#7a7a7a", "#0b62a4", "#2f8f4e")
 # The same figures give the same file; text stays text.

@@ -25,14 +25,14 @@ from typing import Any
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
 from tests.bench.host import EXIT_ON_MISSING, Host
-from tests.lab import interface, peer, program
+from tests.lab import cli, kvm_interface, other_qemu
+from tests.lab.cli import ProgramError, aligned, quantile, say
 from tests.lab.guest import wait_threshold_us
 from tests.lab.lab import HIGHRES, Lab
 from tests.lab.network import Network, programs
+from tests.lab.other_qemu import PEER
 from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import qemu
-from tests.lab.peer import PEER
-from tests.lab.program import ProgramError, aligned, quantile, say
 from tests.lab.text import search
 
 # QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --bitmap, --peer and --fetch add to them.
@@ -370,7 +370,7 @@ def where(options):
 
 def offers(place, variant):
     """The kernel interface that a variant is for, where there is a choice."""
-    return interface.offered(place, interface.USERFAULT) if variant == BITMAP else contextlib.nullcontext()
+    return kvm_interface.offered(place, kvm_interface.USERFAULT) if variant == BITMAP else contextlib.nullcontext()
 
 
 def run(options):
@@ -379,7 +379,7 @@ def run(options):
     about = bench.about()
     place = where(options)
     if options.peer:
-        VARIANTS[f"QEMU {peer.version()}"] = (PEER, None, 0)
+        VARIANTS[f"QEMU {other_qemu.version()}"] = (PEER, None, 0)
     if options.bitmap:
         VARIANTS[BITMAP] = (FORK, "on", 0)
     VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in options.fetch})
@@ -394,7 +394,7 @@ def run(options):
     counted: dict[Case, dict[str, Figures]] = {case: {} for case in cases} if options.count else {}
     with place as lab:
         if options.peer:
-            peer.put(lab)
+            other_qemu.put(lab)
         about |= machine(lab, [STOCK, FORK] + [PEER] * options.peer)
         network = Network(lab, options.delay, options.bandwidth) if options.network else None
         for n in range(options.rounds):
@@ -482,7 +482,7 @@ def main():
         parser.error("--delay and --bandwidth are for the lab: they need a network name space")
     if options.rounds is None:
         options.rounds = 2 if options.quick else 5
-    program.main("bench", run, options)
+    cli.main("bench", run, options)
 
 
 if __name__ == "__main__":

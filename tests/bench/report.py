@@ -3,9 +3,9 @@
 import argparse
 import json
 
-from tests.lab import program
+from tests.lab import cli
+from tests.lab.cli import ProgramError, say
 from tests.lab.paths import REPORTS
-from tests.lab.program import ProgramError, say
 
 # In this order, those that there are.
 NAMES = ("demand-paging", "bench-postcopy", "postcopy-vcpus", "postcopy-loads", "postcopy-network", "postcopy-bitmap",
@@ -41,7 +41,7 @@ def run(_):
 
 
 def main():
-    program.main("bench", run, argparse.ArgumentParser(description=__doc__).parse_args())
+    cli.main("bench", run, argparse.ArgumentParser(description=__doc__).parse_args())
 
 
 if __name__ == "__main__":

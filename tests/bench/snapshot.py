@@ -25,12 +25,12 @@ import time
 from tests.bench import bench
 from tests.bench.bench import Figures
 from tests.bench.host import Host
-from tests.lab import guest, program
+from tests.lab import cli, guest
+from tests.lab.cli import ProgramError, say
 from tests.lab.initramfs import programs
 from tests.lab.lab import Lab
 from tests.lab.pair import FORK, STOCK, Side
 from tests.lab.paths import ROOT, qemu
-from tests.lab.program import ProgramError, say
 from tests.lab.text import search
 
 VARIANTS = (STOCK, FORK)
@@ -257,7 +257,7 @@ def main():
     options.sizes = options.sizes or ([1] if options.quick or options.lab else [1, 4, 8])
     options.ways_mib = options.ways_mib or (1024 if options.quick or options.lab else 4096)
     options.rounds = options.rounds or (1 if options.quick else 3)
-    program.main("bench", run, options)
+    cli.main("bench", run, options)
 
 
 if __name__ == "__main__":

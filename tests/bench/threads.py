@@ -16,10 +16,10 @@ from typing import Any
 
 from tests.bench import bench, postcopy
 from tests.bench.host import Host
-from tests.lab import program
+from tests.lab import cli
+from tests.lab.cli import ProgramError, say
 from tests.lab.lab import Lab
 from tests.lab.pair import MIB, Pair, until
-from tests.lab.program import ProgramError, say
 
 # Threads by what they do: (side, start of its name).
 THREADS = {
@@ -211,7 +211,7 @@ def main():
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.memory = options.memory or (1024 if options.host else 256 if options.icount else 64)
     options.name = options.name or ("threads-host" if options.host else "threads")
-    program.main("bench", run, options)
+    cli.main("bench", run, options)
 
 
 if __name__ == "__main__":

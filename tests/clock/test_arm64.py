@@ -6,8 +6,8 @@ import pytest
 
 from tests.lab import guest
 from tests.lab.arches import on_aarch64
+from tests.lab.arm_clocks import COUNTERS, NO_ADJVTIME, ONE_OFFSET, CounterPair, offsets
 from tests.lab.clocks import clocks, later_reports, migrate, numbers, signed
-from tests.lab.counters import COUNTERS, NO_ADJVTIME, ONE_OFFSET, CounterPair, offsets
 from tests.lab.lab import Lab
 from tests.lab.pair import FORK, INJECT, STOCK, Side, until
 

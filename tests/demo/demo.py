@@ -16,12 +16,12 @@ import time
 from typing import NamedTuple
 
 from tests.demo import picture
-from tests.lab import network, program
+from tests.lab import cli, network
+from tests.lab.cli import aligned, quantile, say
 from tests.lab.guest import WAIT_MEDIANS, wait_threshold_us
 from tests.lab.lab import HIGHRES, MACHINES, Lab
 from tests.lab.pair import FORK, STOCK, Pair, until
 from tests.lab.paths import REPORTS, ROOT, below
-from tests.lab.program import aligned, quantile, say
 
 # Why these, is told in docs/demo.md.
 DELAY_US = 500
@@ -224,7 +224,7 @@ def main():
     options.compare = options.compare or ("stock" if options.arch == "x86_64" else "exits")
     if options.compare == "stock" and options.arch != "x86_64":
         parser.error("--compare stock is for x86_64: the lab for arm64 has no ip and no tc")
-    program.main("demo", run, options)
+    cli.main("demo", run, options)
 
 
 if __name__ == "__main__":

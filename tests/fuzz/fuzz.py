@@ -15,7 +15,7 @@ import subprocess
 import time
 
 from tests.fuzz import seeds
-from tests.lab import program
+from tests.lab import cli
 from tests.lab.paths import REPORTS, ROOT
 
 BINARY = ROOT / "build/fuzz/qemu-fuzz-x86_64"
@@ -127,7 +127,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60, help="to fuzz (60)")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 31), help="of the mutations (random)")
-    program.main("fuzz", run, parser.parse_args())
+    cli.main("fuzz", run, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from qemu.qmp import ExecuteError
 from qemu.qmp.legacy import QEMUMonitorProtocol
 
-from tests.lab.fetch_wire import HELLO_SIZE, REQUEST
+from tests.lab.fetch_proxy import HELLO_SIZE, REQUEST
 
 OPEN, SEND, CLOSE, WAIT, DO = range(5)
 READ, RUNNING = 0xff, 0xfe

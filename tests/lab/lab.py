@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
-from tests.lab import initramfs, interface
+from tests.lab import initramfs, kvm_interface
 from tests.lab.paths import BUILD, FORK, LAB, PATIENCE
 
 AGENT_PORT = 1
@@ -318,7 +318,7 @@ class Lab:
 
         # panic=-1 ends the machine.
         append = [*self.machine.linux, "panic=-1", f"hugepages={self.hugepages}",
-                  *interface.boot_words(interface.chosen())]
+                  *kvm_interface.boot_words(kvm_interface.chosen())]
         if self.icount:
             append += [HIGHRES]     # Timers cost no more than instructions.
         if self.arch == "x86_64":

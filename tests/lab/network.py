@@ -3,9 +3,9 @@
 and between it and the rest lies a link with a delay and a bandwidth (tc netem)."""
 import shutil
 
+from tests.lab.cli import ProgramError
 from tests.lab.lab import Place
 from tests.lab.pair import QMP_PORT
-from tests.lab.program import ProgramError
 
 SPACE = "destination"
 HERE, THERE = "10.9.0.1", "10.9.0.2"

@@ -28,9 +28,9 @@ from tests.lab import guest
 from tests.lab.lab import CommandFailed, LabError, Place, Running
 from tests.lab.paths import BUILD, PATIENCE, TESTED
 from tests.lab.paths import qemu as path_of
+from tests.lab.proxy import Wire
 from tests.lab.sanitizer import ENVIRONMENT
 from tests.lab.text import search
-from tests.lab.wire import Wire
 
 # Of the lab's architecture
 FORK = TESTED

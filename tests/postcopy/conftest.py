@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import interface
+from tests.lab import kvm_interface
 
 HERE = Path(__file__).parent
-FIRST = interface.chosen()
-SECOND, = (name for name in interface.ALL if name != FIRST)
+FIRST = kvm_interface.chosen()
+SECOND, = (name for name in kvm_interface.ALL if name != FIRST)
 
 
 @pytest.fixture(autouse=True, params=[FIRST, pytest.param(SECOND, marks=pytest.mark.slow)])
@@ -19,7 +19,7 @@ def by(request, monkeypatch):
     """The interface that L1 offers, also one that the test boots."""
     with contextlib.ExitStack() as stack:
         if "lab" in request.fixturenames:
-            stack.enter_context(interface.offered(request.getfixturevalue("lab"), request.param))
+            stack.enter_context(kvm_interface.offered(request.getfixturevalue("lab"), request.param))
         monkeypatch.setenv("INTERFACE", request.param)
         yield request.param
 
@@ -33,13 +33,14 @@ def pytest_collection_modifyitems(config, items):
     ours = [item for item in items if item.path.parent == HERE and "by" in item.callspec.params]
     slow = {case(item) for item in ours if item.callspec.params["by"] == FIRST
             and item.get_closest_marker("slow")}
-    asked = any(name in config.option.keyword for name in interface.ALL)
+    asked = any(name in config.option.keyword for name in kvm_interface.ALL)
 
     def needless(item):
         params = item.callspec.params
         if params.get("exits") == "off":
             return params["by"] == SECOND
-        return case(item) in slow and not asked and params["by"] != interface.ALL[zlib.crc32(case(item).encode()) % 2]
+        chosen = kvm_interface.ALL[zlib.crc32(case(item).encode()) % 2]
+        return case(item) in slow and not asked and params["by"] != chosen
     dropped = {item for item in ours if needless(item)}
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]

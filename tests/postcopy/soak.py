@@ -19,7 +19,7 @@ from collections import Counter
 
 from qemu.qmp import ExecuteError
 
-from tests.lab.faults import ACTIONS, HELD, PHASES, Ended, Faults, diagnosis, phase_wire
+from tests.lab.failures import ACTIONS, HELD, PHASES, Ended, Failures, diagnosis, phase_wire
 from tests.lab.lab import Lab
 from tests.lab.pair import MIB, Pair, until
 from tests.lab.paths import REPORTS, ROOT
@@ -151,7 +151,7 @@ def migrate(lab, c, note=lambda text: None):
               zero=c["zero_percent"], seed=c["seed"] & 0xffff,
               source_options=dimm("source"), destination_options=dimm("destination")) as pair:
         try:
-            faults = Faults(pair, note)
+            faults = Failures(pair, note)
             cancel_snapshots(pair, c["snapshot_cancelled_s"], note)
             uri = pair.listen()
             wire = (phase_wire(pair, uri, c["phase"], c["part_ratio"]) if c["phase"] in HELD else pair.wire(uri))

@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 
-from tests.lab import compatibility, peer, tls
+from tests.lab import compatibility, other_qemu, tls
 from tests.lab.arches import on_aarch64
+from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, STOCK, Pair
-from tests.lab.peer import PEER
 
 WITH_STOCK = {"stock-to-fork": (STOCK, FORK), "fork-to-stock": (FORK, STOCK), "stock-to-stock": (STOCK, STOCK)}
 WAYS = WITH_STOCK | {"peer-to-fork": (PEER, FORK), "fork-to-peer": (FORK, PEER)}
@@ -22,7 +22,7 @@ VIRT = "virt-10.0,gic-version=3"
 def pair_of(lab, way, machine, what, **options):
     source, destination = WAYS[way]
     if PEER in (source, destination):
-        peer.put(lab)
+        other_qemu.put(lab)
     with (compatibility.told(lab, source, destination, machine, what),
           Pair(lab, source=source, destination=destination, machine=machine, mem=8, **options) as pair):
         yield pair

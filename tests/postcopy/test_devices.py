@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.lab import peer
-from tests.lab.faults import Ended, Faults
-from tests.lab.loading import loading
+from tests.lab import other_qemu
+from tests.lab.failures import Ended, Failures
+from tests.lab.missing_at_load import loading
 from tests.lab.pair import FORK, INJECT, STOCK, Pair, until
-from tests.lab.wire import MAIN, URGENT, VM_EOF, InPackage, Nothing
+from tests.lab.proxy import MAIN, URGENT, VM_EOF, InPackage, Nothing
 
 PING, LOADED = (bytes.fromhex(f"08 0002 0004 {value:08x}") for value in (5, 3))
 
@@ -30,9 +30,9 @@ def test_source_ends_while_devices_are_loaded(lab, end, channels, destination):
 @pytest.mark.slow
 def test_both_threads_exit(lab):
     """One of the two threads that find an error waits for the other in exit(), from glibc 2.41 on."""
-    peer.put(lab)
+    other_qemu.put(lab)
     for _ in range(10):
-        ends(lab, "killed", "one-channel", FORK, wrapper=peer.LIBRARIES)
+        ends(lab, "killed", "one-channel", FORK, wrapper=other_qemu.LIBRARIES)
 
 
 class BadAtLast(Nothing):
@@ -55,7 +55,7 @@ def test_error_while_devices_are_loaded(lab):
         assert "has failed while the devices were loaded" in pair.destination.job.output
         pair.source.wait_status("failed")
         until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on")
-        assert Faults(pair).ended() == Ended.SOURCE
+        assert Failures(pair).ended() == Ended.SOURCE
 
 
 def test_end_before_the_devices_are_loaded(lab):
@@ -66,7 +66,7 @@ def test_end_before_the_devices_are_loaded(lab):
         until(lambda: not pair.destination.job.running, "the destination ends")
         assert "has ended the stream without the page" in pair.destination.job.output
         # Behind so many answers, its last word may be lost: then migrate_cancel returns the guest.
-        assert Faults(pair).ended() == Ended.SOURCE
+        assert Failures(pair).ended() == Ended.SOURCE
 
 
 @pytest.mark.slow

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 from qemu.qmp import ExecuteError
 
-from tests.lab import peer
+from tests.lab import other_qemu
 from tests.lab.arches import choices, on_both
-from tests.lab.fetch_wire import ALONG, END, HEADER, HELLO_SIZE, PAGES, REQUEST, FetchWire, Frame, frames
+from tests.lab.fetch_proxy import ALONG, END, HEADER, HELLO_SIZE, PAGES, REQUEST, FetchWire, Frame, frames
 from tests.lab.guest import wait_threshold_us
 from tests.lab.lab import Lab
+from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import SANITIZED
-from tests.lab.peer import PEER
-from tests.lab.wire import MAIN, Close
+from tests.lab.proxy import MAIN, Close
 
 BACKENDS = {
     "anonymous": None,
@@ -333,7 +333,7 @@ def test_refused(lab, ways):
         "peer-to-fork": (PEER, FORK, (0, 4), "postcopy-fetch-channels is 0 on the source and 4 here"),
     }[ways]
     if PEER in (source, destination):
-        peer.put(lab)
+        other_qemu.put(lab)
     with Pair(lab, source=source, destination=destination, machine="pc-i440fx-10.0", fetch=fetch, mem=8) as pair:
         uri = pair.listen()
         pair.source.wait_ready()

@@ -4,7 +4,7 @@
 import pytest
 
 from tests.lab.arches import on_aarch64
-from tests.lab.interface import USERFAULT
+from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import MIB, Pair
 from tests.lab.text import search
 

@@ -3,7 +3,7 @@
 import pytest
 from qemu.qmp import ExecuteError
 
-from tests.lab import guest, interface
+from tests.lab import guest, kvm_interface
 from tests.lab.arches import on_both
 from tests.lab.pair import Pair
 from tests.lab.paths import qemu
@@ -17,7 +17,7 @@ REMEDY = "Set postcopy-fault-exits to 'auto' or 'off', or run on a host kernel t
 def old_kernel(lab):
     """As far as QEMU can see: a kernel in which 236 is KVM_CAP_PRE_FAULT_MEMORY, and nothing is
     exit-on-missing. tests/lab/kvm-exit-on-missing.c --hidden says so of it."""
-    with interface.offered(lab):
+    with kvm_interface.offered(lab):
         yield lab
 
 

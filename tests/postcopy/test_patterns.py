@@ -2,7 +2,7 @@
 """vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
 
 from tests.lab.arches import choices, on_both
-from tests.lab.interface import USERFAULT
+from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import MIB, Pair
 from tests.lab.paths import SANITIZED
 from tests.lab.text import search

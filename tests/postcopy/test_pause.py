@@ -3,7 +3,7 @@
 import time
 
 from tests.lab.pair import INJECT, MIB, Pair
-from tests.lab.wire import URGENT, Wire
+from tests.lab.proxy import URGENT, Wire
 
 
 class ReadsNoUrgentPages(Wire):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.lab import tls
 from tests.lab.arches import choices, on_both
-from tests.lab.pair import MIB, Pair, until
+from tests.lab.pair import INJECT, MIB, Pair, until
 
 BACKENDS = {
     "memfd": "memory-backend-memfd",
@@ -220,4 +220,20 @@ def test_recovery_while_the_guest_is_stopped(lab):
         pair.recover()
         pair.destination.cmd("cont")
         pair.fast()
+        pair.finish()
+
+
+@pytest.mark.slow
+def test_recovery_within_a_requested_page(lab):
+    """The source has sent a part of a requested huge page: it sends the page again from the beginning."""
+    with Pair(lab, source=INJECT, exits="on", capabilities=(), cpus=1, memory_mb=64, mem=48, pattern="samehuge",
+              backend="memory-backend-memfd,hugetlb=on,hugetlbsize=2M") as pair:
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=8 * MIB)
+        pair.start()
+        # The only vCPU has nothing else that it could have asked for.
+        pair.source.inject.arm("save-within-page")
+        pair.source.cmd("migrate-start-postcopy")
+        pair.wait_paused()
+        assert pair.source.inject.passed("save-within-page")
+        pair.recover()
         pair.finish()

@@ -2,8 +2,8 @@
 """Some of the migrations of make soak, and what it takes for a failure."""
 import pytest
 
-from tests.lab import faults
-from tests.lab.faults import ACTIONS, PHASES, Faults, Hang
+from tests.lab import failures
+from tests.lab.failures import ACTIONS, PHASES, Failures, Hang
 from tests.lab.pair import Pair
 from tests.postcopy.soak import chosen, migrate, told
 
@@ -30,13 +30,13 @@ def test_soak(lab, seed):
 @pytest.mark.slow
 def test_a_hang_is_found(lab, monkeypatch):
     """The source stands still, and no status says so."""
-    monkeypatch.setattr(faults, "HANG_S", 5)
+    monkeypatch.setattr(failures, "HANG_S", 5)
     with Pair(lab, mem=8) as pair:
         pair.postcopy(bandwidth=64 << 10)
         pair.destination.wait_event("timing")
         pair.source.signal("STOP")
         pair.source.qmp.settimeout(5)
         with pytest.raises(Hang):
-            Faults(pair).settled()
-        text = faults.diagnosis(pair)
+            Failures(pair).settled()
+        text = failures.diagnosis(pair)
         assert "QMP does not answer" in text and '"status": "postcopy-active"' in text, text

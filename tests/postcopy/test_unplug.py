@@ -8,8 +8,8 @@ from qemu.qmp import ExecuteError
 
 from tests.lab import guest
 from tests.lab.pair import INJECT, MIB, Pair, until
+from tests.lab.proxy import MAIN, Block, Endless
 from tests.lab.qtest import PCI_DATA, Qtest, eject_memory, unplug_memory
-from tests.lab.wire import MAIN, Block, Endless
 
 SIZE_MB = 8
 DIMM = ("-object", f"memory-backend-ram,id=far,size={SIZE_MB}M", "-device", "pc-dimm,id=dimm,memdev=far")

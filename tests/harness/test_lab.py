@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import interface
+from tests.lab import kvm_interface
 from tests.lab.arches import on_both
 from tests.lab.lab import CommandFailed, CommandTimeout, KernelComplaint, Lab, LabError
-from tests.lab.paths import below
+from tests.lab.paths import LAB, below
 
-CLI = Path(__file__).parent / "lab"
+CLI = LAB / "lab"
 
 
 def abi(arch):
@@ -73,13 +73,13 @@ def test_kernel_interface(lab):
 
 @on_both(quick=True)
 def test_kernel_interface_hidden_at_run_time(lab):
-    with interface.offered(lab):
+    with kvm_interface.offered(lab):
         assert tap(lab.run(f"{abi(lab.arch)} --hidden")) > 20
 
 
 @on_both()
 def test_userfault_interface(lab):
-    with interface.offered(lab, interface.USERFAULT):
+    with kvm_interface.offered(lab, kvm_interface.USERFAULT):
         assert tap(lab.run(f"{abi(lab.arch)} --userfault")) > 60
     # The test program does tell the one from the other.
     assert lab.run(f"{abi(lab.arch)} --userfault").rc == 1

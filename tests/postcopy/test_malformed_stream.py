@@ -6,9 +6,9 @@ import time
 import pytest
 
 from tests.lab.arches import choices
-from tests.lab.faults import Ended, Faults
+from tests.lab.failures import Ended, Failures
 from tests.lab.pair import MIB, Pair, until
-from tests.lab.wire import (
+from tests.lab.proxy import (
     CHUNK,
     MAIN,
     URGENT,
@@ -154,7 +154,7 @@ def test_what_is_no_device(lab, what, listening):
         until(lambda: not pair.destination.job.running, "the destination ends", timeout=20)
         assert "received in the package of devices" in pair.destination.job.output
         pair.source.wait_status("failed")
-        assert Faults(pair).ended() == Ended.SOURCE
+        assert Failures(pair).ended() == Ended.SOURCE
 
 
 @pytest.mark.parametrize("end", ["quit", pytest.param("reset", marks=pytest.mark.slow)])

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lab.pair import Pair, until
-from tests.lab.wire import MAIN, URGENT, Never
+from tests.lab.proxy import MAIN, URGENT, Never
 
 
 def pause_source(pair, _):

@@ -8,7 +8,7 @@
     eof         the source has sent all, but for the end of the stream; or that, too
     end         the destination has all, and the source has not heard of it
 
-Faults.carry_through() ends as Ended tells, or raises: Hang if nothing moves for HANG_S in a state that
+Failures.carry_through() ends as Ended tells, or raises: Hang if nothing moves for HANG_S in a state that
 does not say why, AssertionError if the guest is damaged, runs twice, or is lost without a word.
 """
 import contextlib
@@ -25,7 +25,7 @@ from qemu.qmp import ExecuteError, QMPError
 from tests.lab import guest
 from tests.lab.lab import CommandFailed
 from tests.lab.pair import MIB, Pair, Side
-from tests.lab.wire import MAIN, PACKAGE_LENGTH, VM_EOF, Close, Copy, Page, Send, Wire
+from tests.lab.proxy import MAIN, PACKAGE_LENGTH, VM_EOF, Close, Copy, Page, Send, Wire
 
 HANG_S = 60
 QUIT_S = 20
@@ -154,7 +154,7 @@ def diagnosis(pair: Pair) -> str:
 Seen = TypeVar("Seen")
 
 
-class Faults:
+class Failures:
     """Those of one migration of a pair; note: a function that is told what was done."""
 
     def __init__(self, pair: Pair, note: Callable[[str], None] = lambda text: None) -> None:

@@ -7,10 +7,10 @@ import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab import guest
-from tests.lab.interface import USERFAULT
+from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import Pair, until
+from tests.lab.proxy import MAIN, Endless
 from tests.lab.text import search
-from tests.lab.wire import MAIN, Endless
 
 TIMES = 150
 FAR_MB = 8

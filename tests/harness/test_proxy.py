@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What stands between source and destination in the lab's tests: tests/lab/wire.py."""
+"""What stands between source and destination in the lab's tests: tests/lab/proxy.py."""
 import contextlib
 import io
 
-from tests.lab.wire import Close, Page, Pages
+from tests.lab.proxy import Close, Page, Pages
 
 
 def test_stream_that_ends_anywhere():

@@ -7,7 +7,7 @@ from io import BufferedReader
 from socket import socket
 from typing import Any
 
-from tests.lab.wire import MAIN, Copy, Send, Wire
+from tests.lab.proxy import MAIN, Copy, Send, Wire
 
 HELLO_SIZE = 12
 HEADER = struct.Struct(">BBBBIQi")   # type, length of the name, pages along, pieces, length, offset, step

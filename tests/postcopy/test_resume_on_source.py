@@ -6,11 +6,11 @@ import time
 import pytest
 from qemu.qmp import ExecuteError
 
-from tests.lab.faults import Ended, Faults, phase_wire
-from tests.lab.loading import loading
+from tests.lab.failures import Ended, Failures, phase_wire
+from tests.lab.missing_at_load import loading
 from tests.lab.pair import INJECT, MIB, STOCK, Pair, until
 from tests.lab.paths import PATIENCE
-from tests.lab.wire import Close, Lie
+from tests.lab.proxy import Close, Lie
 
 REFUSED = "Postcopy migration in progress, cannot cancel."
 
@@ -35,7 +35,7 @@ def test_cut_within_the_devices(lab, end, channels, destination):
     with Pair(lab, capabilities=("postcopy-preempt",) if channels == "preempt" else (), mem=8,
               **({"destination": destination} if destination else {})) as pair:
         wire = phase_wire(pair, pair.listen(), "switch", 0.5)
-        faults = Faults(pair)
+        faults = Failures(pair)
         pair.start(wire.uri)
         pair.source.cmd("migrate-start-postcopy")
         assert wire.reached.wait(60 * PATIENCE)
@@ -60,7 +60,7 @@ def test_destination_cannot_load_the_devices(lab):
         until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on")
         # Another one has it.
         pair.plans[1].arguments += device
-        assert Faults(pair).ended() == Ended.SOURCE
+        assert Failures(pair).ended() == Ended.SOURCE
 
 
 def test_memory_is_placed_until_the_destination_ends(lab):
@@ -149,7 +149,7 @@ def test_page_is_requested_when_the_guest_returns(lab):
         wire.cut()
         lie.end.set()
         pair.source.wait_status("postcopy-paused")
-        faults = Faults(pair)
+        faults = Failures(pair)
         assert faults.returned()
         faults.check_by_another(MIB, waits)
 

@@ -2,7 +2,7 @@
 """tests/bench/demand-paging in the lab: who serves its faults, and what it refuses."""
 import json
 
-from tests.lab import interface
+from tests.lab import kvm_interface
 from tests.lab.arches import on_both
 from tests.lab.paths import below
 
@@ -41,7 +41,7 @@ def test_mapped_at_once(lab):
 
 @on_both("options", ["", "-u minor -s shmem", "-b 4 -s hugetlb"], quick=[""])
 def test_bitmap(lab, options):
-    with interface.offered(lab, interface.USERFAULT):
+    with kvm_interface.offered(lab, kvm_interface.USERFAULT):
         figures = measure(lab, f"-w -t {options}")
     assert (figures["exits_count"], figures["uffd_events_count"]) == (4 if "huge" in options else PAGES, 0)
     assert figures["bad_pages_count"] == 0
@@ -64,7 +64,7 @@ def test_shared(lab):
 
 @on_both()
 def test_refused(lab):
-    with interface.offered(lab):
+    with kvm_interface.offered(lab):
         exits, bitmap = lab.run(f"{program(lab)} -w"), lab.run(f"{program(lab)} -w -t")
     assert exits.rc == 2 and "no KVM_MEM_EXIT_ON_MISSING" in exits.output
     assert bitmap.rc == 2 and "no KVM_MEM_USERFAULT" in bitmap.output

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.lab.lab import Place
 from tests.lab.pair import FORK, Pair, Side, until
-from tests.lab.wire import MAIN, Lie, Wire
+from tests.lab.proxy import MAIN, Lie, Wire
 
 SLOT, IO = 5, 0xc000
 QUEUE_PAGES = 8     # at most
