@@ -142,7 +142,7 @@ fuzz: build      ## FUZZ=60 seconds of migration streams that lie, to both sides
 lab-shell: guest kernel ## a shell in the lab's first-level machine
 	@tests/lab/lab --arch $(ARCH) shell
 
-branch:          ## the series as a git branch, one commit per theme: build/branch
+branch:          ## the series as a git branch, one commit per patch: build/branch
 	@scripts/setup fork
 	@scripts/series branch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The series applies, its themes can be dropped, QEMU's style is kept, and linters find nothing."""
+"""The series applies, QEMU's style is kept, and linters find nothing."""
 import subprocess
 import sys
 
@@ -16,7 +16,7 @@ def run(*command):
 
 
 def overlay():
-    names = run("scripts/overlay", "list").split()
+    names = run("scripts/series", "files").split()
     return [name for name in names if name.endswith((".c", ".h"))]
 
 

@@ -1,28 +1,28 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""QEMU builds after each patch and without each theme, and the check of the series finds what is wrong."""
-import difflib
-import json
+"""QEMU builds after each patch, the series applies to a newer QEMU, and, in a checkout with a small series of
+its own, the tool keeps patches and commits equal and finds what is wrong."""
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ALONE = "05-lab/0001-target-i386-tcg-do-not-write-hflags2-of-another-CPU.patch"
-PORT = "10.2/02-postcopy-fixes/0008-migration-do-not-run-a-guest-whose-memory-will-not-come.patch"
+ONE = "01-fixes/0001-migration-say-one.patch"
 
 
-def run(root, *command):
-    return subprocess.run(["scripts/series", *command], cwd=root, text=True,
+def series(root: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["scripts/series", *command], cwd=root, text=True, env={**os.environ, **env},
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 @pytest.mark.slow
 def test_builds():
-    done = run(ROOT, "check", "--build")
+    done = series(ROOT, "check", "--build")
     assert done.returncode == 0, done.stdout
 
 
@@ -31,11 +31,14 @@ def test_newer_qemu():
     """What upstream could take alone applies to QEMU 10.2, builds, and recovers."""
     source = subprocess.run(["scripts/fetch", "qemu-10.2"], cwd=ROOT, text=True, check=True,
                             stdout=subprocess.PIPE).stdout.strip()
-    done = run(ROOT, "try", source, "--build")
+    done = series(ROOT, "try", source, "--build")
     assert done.returncode == 0, done.stdout
-    [report] = (ROOT / "build/reports").glob("try-10.2.*.json")
-    alone = [line for line in json.loads(report.read_text()) if line["upstream"] == "yes"]
-    assert len(alone) > 30 and not [line for line in alone if line["conflicts"]], alone
+    names = [name for name in (ROOT / "patches/series").read_text().splitlines() if not name.startswith("#")]
+    alone = [name.rpartition("/")[0] + "/" + name.rpartition("/")[2][:4] for name in names
+             if "\nUpstream: yes\n" in (ROOT / "patches" / name).read_text()]
+    assert len(alone) > 30
+    for patch in alone:
+        assert re.search(rf"^{patch} .*: (applies|is left out)", done.stdout, re.M), (patch, done.stdout)
     for test in ("postcopy/recovery/plain", "postcopy/preempt/recovery/tls/psk", "multifd+postcopy/preempt/plain"):
         done = subprocess.run(["tests/qtest/migration-test", "--full", "-m", "slow", "-p", f"/x86_64/migration/{test}"],
                               cwd=ROOT / "build/try/fork", text=True, timeout=600,
@@ -44,58 +47,271 @@ def test_newer_qemu():
         assert done.returncode == 0 and f"ok 1 /x86_64/migration/{test}" in done.stdout, done.stdout
 
 
-def edit(old, new, *, file=ALONE):
-    def change(patches):
-        text = (patches / file).read_text()
-        assert re.search(old, text, re.M | re.S)
-        (patches / file).write_text(re.sub(old, new, text, count=1, flags=re.M | re.S))
-    return change
+# A QEMU of one file and a VERSION, with a series of three patches in two themes, and a file of ours that comes
+# with the last one
+
+@dataclass
+class Checkout:
+    root: Path
+
+    def git(self, *command: str, tree: str = "build/src") -> str:
+        identity = {f"GIT_{who}_{what}": word for who in ("AUTHOR", "COMMITTER")
+                    for what, word in (("NAME", "A"), ("EMAIL", "a@example.org"))}
+        done = subprocess.run(["git", *command], cwd=self.root / tree, text=True, env={**os.environ, **identity},
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert done.returncode == 0, done.stdout
+        return done.stdout.strip()
+
+    def commit(self, subject: str, theme: str, text: str, upstream: str) -> None:
+        (self.root / "build/src/migration.txt").write_text(text)
+        self.git("commit", "-qam", f"migration: {subject}\n\nThe reason is that it has to be said.\n\n"
+                 f"Upstream: {upstream}\nSigned-off-by: A <a@example.org>\nTheme: {theme}")
+
+    def run(self, *command: str) -> str:
+        """Of a command that succeeds."""
+        done = series(self.root, *command)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def fails(self, *command: str) -> str:
+        done = series(self.root, *command)
+        assert done.returncode == 1, done.stdout
+        return done.stdout
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        file = self.root / name
+        text, count = re.subn(old, new, file.read_text(), count=1, flags=re.M | re.S)
+        assert count == 1, file
+        file.write_text(text)
+
+    def patches(self) -> dict[str, str]:
+        folder = self.root / "patches"
+        return {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
 
 
-def rewrite(patches):
-    """A patch that rewrites a line of another one."""
-    old = subprocess.run(["git", "show", "refs/series/applied:migration/socket.c"], text=True,
-                         cwd=ROOT / "build/src", stdout=subprocess.PIPE, check=True).stdout
-    new = old.replace("Nor must the last segment of a page", "Nor that of a page")
-    diff = "".join(difflib.unified_diff(old.splitlines(True), new.splitlines(True),
-                                        "a/migration/socket.c", "b/migration/socket.c"))
-    mail = (patches / ALONE).read_text().partition("diff --git")[0]
-    theme, _, name = (patches / "series").read_text().splitlines()[-1].partition("/")
-    last = f"{theme}/{int(name[:4]) + 1:04}-x.patch"
-    (patches / last).write_text(
-        mail.replace("Upstream: yes", "Upstream: with-feature")
-        + f"diff --git a/migration/socket.c b/migration/socket.c\n{diff}")
-    with (patches / "series").open("a") as series:
-        series.write(f"{last}\n")
+PRISTINE = "".join(f"{n}\n" for n in range(20))
+FIXED = PRISTINE.replace("\n5\n", "\n5\none\n")
+LISTED = FIXED.replace("\n15\n", "\n15\n'x'] }\n")
+LAST = LISTED.replace("'x'] }\n", "'x',\n  'y'] }\n")
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    here = Checkout(tmp_path_factory.mktemp("series") / "checkout")
+    for name in ("series", "ninja", "pristine", "common.sh"):
+        (here.root / "scripts").mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "scripts" / name, here.root / "scripts")
+    here.git("init", "-q", tree=".")
+    (here.root / ".gitignore").write_text("/build/\n")
+    for name, text in {"patches/series": "# In this order\n", "patches/overlay": "02-feature/0002 migration/*\n",
+                       "patches/01-fixes/SUBJECT": "migration: fix it\n",
+                       "patches/02-feature/SUBJECT": "migration: do more\n",
+                       "migration/ours.c": "ours\n", "qemu/VERSION": "10.0.1\n",
+                       "qemu/configure": "", "qemu/migration.txt": PRISTINE}.items():
+        (here.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (here.root / name).write_text(text)
+    (here.root / "qemu/configure").chmod(0o755)
+    subprocess.run(["scripts/pristine", here.root / "build/src", here.root / "qemu"], cwd=here.root, check=True)
+    here.run("apply")
+    here.commit("say one", "01-fixes", FIXED, "yes")
+    here.commit("begin a list", "02-feature", LISTED, "with-feature")
+    here.commit("add to the list", "02-feature", LAST, "with-feature")
+    here.run("refresh")
+    return here
+
+
+@pytest.fixture
+def checkout(made, tmp_path):
+    shutil.copytree(made.root, tmp_path / "checkout", symlinks=True)
+    here = Checkout(tmp_path / "checkout")
+    (here.root / "build/src/migration/ours.c").unlink()
+    here.run("apply")
+    return here
+
+
+def test_round_trip(checkout):
+    assert "3 patches in 2 themes" in checkout.run("check")
+    before = checkout.patches()
+    assert set(before) > {ONE, "02-feature/0002-migration-add-to-the-list.patch"}
+    tip = checkout.git("rev-parse", "HEAD")
+    checkout.git("reset", "-q", "--hard", "pristine")
+    checkout.git("update-ref", "refs/series/applied", "pristine")
+    (checkout.root / "build/src/.git/series-state").unlink()
+    checkout.run("apply")
+    assert checkout.git("rev-parse", "HEAD") == tip
+    assert (checkout.root / "build/src/migration/ours.c").readlink() == checkout.root / "migration/ours.c"
+    checkout.run("refresh")
+    assert checkout.patches() == before
+
+
+def test_refresh_writes_what_has_changed(checkout):
+    before = checkout.patches()
+    (checkout.root / "build/src/migration.txt").write_text(LAST.replace("one\n", "first\n"))
+    assert "has edits" in checkout.fails("refresh")
+    checkout.git("commit", "-qa", "--fixup", checkout.git("log", "-1", "--format=%h", f"--grep=^Patch: {ONE}$"))
+    checkout.git("-c", "sequence.editor=:", "rebase", "-q", "-i", "--autosquash", "pristine")
+    checkout.run("refresh")
+    after = checkout.patches()
+    assert [name for name in before if after[name] != before[name]] and set(after) == set(before)
+    assert "+first\n" in after[ONE]
+    checkout.run("check")
+
+
+def test_numbers_follow_the_commits(checkout):
+    """A patch that goes takes its number along, and patches/overlay follows."""
+    last = checkout.git("rev-parse", "HEAD")
+    checkout.git("reset", "-q", "--soft", "HEAD~2")
+    checkout.git("commit", "-q", "-C", last)
+    checkout.run("refresh")
+    assert [name for name in checkout.patches() if name.startswith("02-feature/0")] == \
+        ["02-feature/0001-migration-add-to-the-list.patch"]
+    assert (checkout.root / "patches/overlay").read_text() == "02-feature/0001 migration/*\n"
+    checkout.run("check")
+
+
 @pytest.mark.parametrize("change, error", [
-    (rewrite, "-x.patch removes a line that patches/02-postcopy-fixes/0003"),
-    (lambda patches: (patches / ALONE).rename(patches / "05-lab/0004-x.patch"), "is not in patches/series"),
-    (edit("^05-lab/0001.*?\n", "", file="series"), "is not in patches/series"),
-    (edit("^02-", "03-", file="series"), "is number"),
-    (edit(r"^Subject: .*?\n\n", "Subject: [PATCH] Mend it.\n\n"), "the subject is not like"),
-    (edit("\n\n.*?\n\nUpstream", "\n\nUpstream"), "gives no reason"),
-    (edit("^Upstream: yes", "Upstream: maybe"), "needs one line"),
-    (edit("^Upstream: yes", "Upstream: tests-only"), "comes after one that is not"),
-    (edit("^-    env->hflags2", "-    env->hflags3"), "does not apply"),
-    (edit("^ (target/i386.*?) 6 ", r" \1 7 "), "is not as scripts/series refresh writes it"),
-    (edit("^# needs: 12-clock-arm.*?\n", "", file="series"), "uses migration/guest-time-gap.c of 10-guest-time"),
-    (edit("^# needs: 14-async-pf.*?\n", "", file="series"), "adds to a list"),
-    (edit("^06-inject/0001", "07-kvm/0001", file="overlay"), "which patches/overlay gives to 07-kvm/0001"),
-    (edit("^06-inject/0001 ", "06-inject/0009 ", file="overlay"), "which is no patch"),
-    (edit("^06-inject/0001.*?\n", "", file="overlay"), "no line in patches/overlay matches"),
-    (edit("^Port-of: ", "Port-of: 0", file=PORT), "has changed since"),
-    (lambda patches: (patches / PORT).rename(patches / PORT.replace("0008-", "0009-")), "belongs to no patch"),
-    (edit("^02-postcopy-fixes/0010", "02-postcopy-fixes/0099", file="10.2/upstream"), "is no patch"),
-])
-def test_check_finds(tmp_path, change, error):
-    here = tmp_path / "checkout"
-    shutil.copytree(ROOT, here, ignore=shutil.ignore_patterns(".git", "build", "__pycache__"))
-    subprocess.run(["git", "init", "-q", here], check=True)
-    (here / "build").mkdir()
-    (here / "build/src").symlink_to((ROOT / "build/src").resolve())
-    change(here / "patches")
-    done = run(here, "check")
-    assert done.returncode == 1 and error in done.stdout, done.stdout
+    (["commit", "-q", "--amend", "-m", "migration: say"], "names no theme"),
+    (["commit", "-q", "--amend", "-m", "migration: say\n\nTheme: 01-fixes"], "comes after one of 02-feature"),
+    (["commit", "-q", "--allow-empty", "-m", "migration: say\n\nTheme: 02-feature"], "changes nothing"),
+], ids=["theme", "order", "empty"])
+def test_refresh_refuses(checkout, change, error):
+    before = checkout.patches()
+    checkout.git(*change)
+    assert error in checkout.fails("refresh") and checkout.patches() == before
+
+
+def test_rebase_keeps_local_commits(checkout):
+    checkout.commit("end", "02-feature", LAST + "end\n", "with-feature")
+    checkout.edit(f"patches/{ONE}", r"^\+one$", "+first")
+    assert "scripts/series rebase keeps them" in checkout.fails("apply")
+    checkout.run("rebase")
+    assert (checkout.root / "build/src/migration.txt").read_text() == LAST.replace("one\n", "first\n") + "end\n"
+    checkout.run("refresh")
+    assert "4 patches in 2 themes" in checkout.run("check")
+
+
+def test_branch(checkout):
+    checkout.run("branch")
+
+    def log(wanted: str) -> list[str]:
+        return checkout.git("log", "--reverse", f"--format={wanted}", "--name-only", tree="build/branch").split("\n")
+    assert [line for line in log("%s") if line] == [
+        "QEMU 10.0.1", "VERSION", "configure", "migration.txt",
+        "migration: fix it", "migration: say one", "migration.txt",
+        "migration: do more", "migration: begin a list", "migration.txt",
+        "migration: add to the list", "migration.txt", "migration/ours.c"]
+    assert "  migration: begin a list" in log("%b") and not [line for line in log("%b") if "Patch: " in line]
+
+
+def overlap(here: Checkout) -> None:
+    here.commit("rewrite it", "02-feature", LAST.replace("one\n", "two\n"), "with-feature")
+    here.run("refresh")
+
+
+def rename_theme(here: Checkout) -> None:
+    here.edit("patches/series", "^01-", "00-")
+    (here.root / "patches/01-fixes").rename(here.root / "patches/00-fixes")
+
+
+def reorder(here: Checkout) -> None:
+    here.edit(f"patches/{ONE}", "^Upstream: yes", "Upstream: tests-only")
+    here.edit("patches/02-feature/0001-migration-begin-a-list.patch", "^Upstream: .*?\n", "Upstream: yes\n")
+
+
+CHECKS: dict[str, tuple[Callable[[Checkout], object], str]] = {
+    "overlap": (overlap, "removes a line that patches/01-fixes/0001"),
+    "unlisted": (lambda c: c.edit("patches/series", r"^01-fixes.*?\n", ""), "is not in patches/series"),
+    "missing": (lambda c: (c.root / "patches" / ONE).unlink(), "there is no such file"),
+    "theme's number": (rename_theme, "is number 1"),
+    "no cover letter": (lambda c: (c.root / "patches/01-fixes/SUBJECT").unlink(), "has no SUBJECT"),
+    "subject": (lambda c: c.edit(f"patches/{ONE}", r"^Subject: .*?\n\n", "Subject: [PATCH] Mend it.\n\n"),
+                "the subject is not like"),
+    "long subject": (lambda c: c.edit(f"patches/{ONE}", "say one", "say " + 70 * "o"), "more than 76"),
+    "no reason": (lambda c: c.edit(f"patches/{ONE}", "^The reason.*?\n\n", ""), "gives no reason"),
+    "no mail": (lambda c: c.edit(f"patches/{ONE}", "^---\n", ""), "is no patch in mail format"),
+    "word": (lambda c: c.edit(f"patches/{ONE}", "^Upstream: yes", "Upstream: maybe"), "needs one line"),
+    "order": (reorder, "comes after one that is not"),
+    "not signed": (lambda c: c.edit(f"patches/{ONE}", "^Signed-off-by.*?\n", ""), "has no Signed-off-by"),
+    "conflict": (lambda c: c.edit(f"patches/{ONE}", "^ 5$", " five"), "does not apply"),
+    "bytes": (lambda c: c.edit(f"patches/{ONE}", r"^ migration.txt \|", "  migration.txt |"),
+              "is not as scripts/series refresh writes it"),
+    "overlay's patch": (lambda c: c.edit("patches/overlay", "/0002", "/0009"), "which is no patch"),
+    "overlay's file": (lambda c: c.edit("patches/overlay", "^.*?\n", ""), "no line in patches/overlay matches"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check_finds(checkout, name):
+    change, error = CHECKS[name]
+    checkout.run("check")
+    change(checkout)
+    assert error in checkout.fails("check")
+
+
+def test_alone(checkout):
+    """A theme that upstream could take applies without those before it."""
+    checkout.edit("patches/02-feature/0001-migration-begin-a-list.patch", "with-feature", "yes")
+    checkout.edit("patches/02-feature/0002-migration-add-to-the-list.patch", "with-feature", "yes")
+    checkout.run("rebase")
+    assert "02-feature applies by itself" in checkout.run("check")
+    checkout.commit("follow", "03-next", LAST.replace("'y'] }\n", "'y',\n  'z'] }\n"), "yes")
+    (checkout.root / "patches/03-next").mkdir()
+    (checkout.root / "patches/03-next/SUBJECT").write_text("migration: go on\n")
+    checkout.run("refresh")
+    assert "without the themes before it" in checkout.fails("check")
+
+
+def test_each_patch_is_built_once(checkout, tmp_path, monkeypatch):
+    """A build that fails names its patch, and what was built is not built again, in another checkout neither."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("fork", "fork-aarch64"):
+        (checkout.root / "build" / name).mkdir()
+        (checkout.root / "build" / name / "config.status").write_text(
+            "printf '%s\\n' 'rule grep' ' command = echo built >>built; ! grep wrong $in && cp $in $out' "
+            "'build qemu-system-x86_64: grep ../src/migration.txt' >build.ninja\n")
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "aarch64-linux-gnu-gcc").write_text("#!/bin/sh\necho 1\n")
+    (bin_ / "aarch64-linux-gnu-gcc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
+    built = checkout.root / "build/series/fork/built"
+
+    def lines(text: str) -> list[bool]:
+        """Of each patch, whether it had been built before."""
+        return [line.endswith("built before") for line in text.splitlines() if re.match(r"series: \d/", line)]
+    assert lines(checkout.run("check", "--build", "--dry-run")) == [False] * 3 and not built.exists()
+    assert lines(checkout.run("check", "--build", "--from", "02-feature/0001")) == [False] * 2
+    assert lines(checkout.run("check", "--build")) == [False, True, True]
+    assert built.read_text() == "built\n" * 3
+    checkout.commit("say what is wrong", "02-feature", LAST + "wrong\n", "with-feature")
+    checkout.commit("mend it", "02-feature", LAST + "wrong\nright\n", "with-feature")
+    checkout.run("refresh")
+    failed = checkout.fails("check", "--build")
+    assert lines(failed) == [True] * 3 + [False] and "build/series/log/02-feature-0003.log" in failed
+    (checkout.root / "migration/ours.c").write_text("changed\n")
+    assert lines(checkout.fails("check", "--build")) == [True, True, False, False]
+
+
+def test_another_qemu(checkout):
+    """What conflicts is told and left out; a patch for that version takes its place, and is known to be stale."""
+    qemu = checkout.root / "qemu"
+    (qemu / "VERSION").write_text("10.2.0\n")
+    (qemu / "migration.txt").write_text(PRISTINE.replace("\n5\n", "\nfive\n"))
+    tried = checkout.run("try", str(qemu))
+    assert f"{ONE[:13]} migration: say one: conflicts in migration.txt" in tried
+    assert "* 01-fixes: 0 of 1" in tried and "* 02-feature: 2 of 2" in tried and "* all: 2 of 3" in tried
+    there = checkout.root / "build/try/src"
+    (there / "migration.txt").write_text((there / "migration.txt").read_text().replace("five\n", "five\none\n"))
+    checkout.git("commit", "-qam", f"migration: say one\n\nAs before.\n\nPatch: {ONE}", tree="build/try/src")
+    checkout.run("try", "--port", ONE[:13])
+    assert "* 01-fixes: 1 of 1" in checkout.run("try", str(qemu))
+    checkout.run("check")
+    checkout.edit(f"patches/10.2/{ONE}", "^Port-of: ", "Port-of: 0")
+    assert "has changed since" in checkout.fails("check")
+    port = checkout.root / "patches/10.2" / ONE
+    port.rename(port.with_name("0002-x.patch"))
+    assert "belongs to no patch" in checkout.fails("check")
+    (checkout.root / "patches/10.2/upstream").write_text("01-fixes/0009 abc has it\n02-feature/0002 abc has it\n")
+    port.with_name("0002-x.patch").unlink()
+    assert "10.2/upstream: 01-fixes/0009 is no patch" in checkout.fails("check")
+    assert "* 02-feature: 1 of 2, 1 left out" in checkout.run("try", str(qemu))
