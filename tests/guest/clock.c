@@ -89,7 +89,7 @@ _Noreturn void cpu_main(uint32_t cpu)
             reported = seen;
             report_tick = r.clock[0];
         }
-        report_timers(cpu);
+        report_timers(cpu, seen);
         if (cpu) {
             continue;
         }

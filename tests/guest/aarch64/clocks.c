@@ -68,7 +68,7 @@ void start_timers(uint32_t cpu, uint64_t khz)
     asm volatile("msr daifclr, #2; isb" : : : "memory");
 }
 
-void report_timers(uint32_t cpu)
+void report_timers(uint32_t cpu, uint32_t move)
 {
     static const char *const names[CLOCKS] = { CLOCK_0, CLOCK_1 };
 

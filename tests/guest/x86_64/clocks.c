@@ -92,7 +92,7 @@ static uint64_t vmclock_ns(const struct vmclock *clk, uint64_t tsc)
         + (uint64_t)((unsigned __int128)(uint64_t)passed * 1000000000 >> 64);
 }
 
-static void report_vmclock(void)
+static void report_vmclock(uint32_t move)
 {
     static uint64_t reported;
     volatile struct vmclock *page = (void *)(uintptr_t)VMCLOCK;
@@ -110,19 +110,20 @@ static void report_vmclock(void)
     } while (clk.seq_count & 1 || clk.seq_count != page->seq_count);
     print("{\"event\": \"vmclock\", \"tsc\": %u, \"ns\": %u, \"magic\": %u, "
           "\"counter_id\": %u, \"time_type\": %u, \"status\": %u, "
-          "\"flags\": %u, \"tai\": %u, \"maxerror\": %u, \"marker\": %u}\n",
+          "\"flags\": %u, \"tai\": %u, \"maxerror\": %u, \"marker\": %u, "
+          "\"move\": %u}\n",
           tsc, vmclock_ns(&clk, tsc), (uint64_t)clk.magic,
           (uint64_t)clk.counter_id, (uint64_t)clk.time_type,
           (uint64_t)clk.clock_status, clk.flags,
           (uint64_t)clk.tai_offset_sec, clk.time_maxerror_nanosec,
-          clk.disruption_marker);
+          clk.disruption_marker, (uint64_t)move);
     reported = ticks();
 }
 
-void report_timers(uint32_t cpu)
+void report_timers(uint32_t cpu, uint32_t move)
 {
     if (!cpu && par.vmclock) {
-        report_vmclock();
+        report_vmclock(move);
     }
     if (!cpu && deadline && !rdmsr(MSR_TSC_DEADLINE)) {
         print("{\"event\": \"deadline\", \"deadline\": %u, \"tsc\": %u, "
