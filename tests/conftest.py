@@ -1,58 +1,155 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
+"""What all tests have in common: which are run and by how many processes, limits, the lab, and where time goes."""
+import json
 import os
 import re
-import zlib
+from collections import Counter
+from itertools import count
+from pathlib import Path
 
 import pytest
 
-from tests.lab import sanitizer
+from tests.lab import kvm_interface, limits, sanitizer
+from tests.lab.arches import FIRST, SECOND
 from tests.lab.lab import Lab
-from tests.lab.paths import below
+from tests.lab.paths import ROOT, below
+
+MEMORY_MB = 3072    # of a first-level machine
+# A path, or what -k takes
+TESTS = os.environ.get("TESTS", "")
 
 
+def pytest_xdist_auto_num_workers(config):
+    """Each has one first-level machine at a time."""
+    available_kib = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0])
+    return max(1, min(os.cpu_count() or 1, available_kib // 1024 // MEMORY_MB))
+
+
+def pytest_configure(config):
+    if TESTS and not (ROOT / TESTS.partition("::")[0]).exists():
+        config.option.keyword = TESTS
+
+
+def needless(items):
+    """Of the second interface's cases those without exits, and the slow ones of functions that have others."""
+    both = [item for item in items if "by" in item.fixturenames and item.callspec.params.get("exits") != "off"]
+    first = [item for item in both if item.callspec.params["by"] != SECOND]
+    quick = {item.function for item in first if not item.get_closest_marker("slow")}
+    twice = {(item.function, item.name.replace(FIRST, SECOND)) for item in first
+             if item.function not in quick or not item.get_closest_marker("slow")}
+    return {item for item in items if "by" in item.fixturenames and item.callspec.params["by"] == SECOND
+            and (item.function, item.name) not in twice}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """PART=2/4 in the environment: of four parts of the tests, which have nothing in common, the second."""
-    part = os.environ.get("PART")
-    if not part:
-        return
-    match = re.fullmatch("([0-9]+)/([0-9]+)", part)
-    if not match or not 0 < int(match[1]) <= int(match[2]):
-        raise pytest.UsageError(f"PART is {part}: it must be like 2/4, the second of four parts")
-    kept: list[pytest.Item] = []
-    others: list[pytest.Item] = []
-    for item in items:
-        number = zlib.crc32(item.nodeid.encode()) % int(match[2]) + 1
-        (kept if number == int(match[1]) else others).append(item)
-    config.hook.pytest_deselected(items=others)
-    items[:] = kept
+    dropped = needless(items)
+    if TESTS and config.option.keyword != TESTS:
+        dropped |= {item for item in items if not re.match(re.escape(TESTS.rstrip("/")) + r"(\W|$)", item.nodeid)}
+    config.hook.pytest_deselected(items=list(dropped))
+    # First those of arm64, as with pytest-xdist, which begins with the largest groups.
+    items[:] = sorted((item for item in items if item not in dropped),
+                      key=lambda item: not item.get_closest_marker("aarch64"))
 
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_divide(items):
+    """One group of arm64's tests for each worker, which boots that machine once."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    number = count()
+    for item in items:
+        if item.get_closest_marker("aarch64"):
+            item.add_marker(pytest.mark.xdist_group(f"aarch64-{next(number) % workers}"))
+
+
+# Limits
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item, settings):
+    limits.begin(item, settings.timeout)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_cancel_timer(item):
+    limits.end()
+    return True
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    """A failure has cancelled the limit."""
+    limits.begin(item, limits.TEARDOWN_S)
+    return (yield)
+
+
+# The lab
 
 @pytest.fixture(scope="session")
-def _labs():
-    """The first-level machines of this process, as far as they were asked for, by architecture."""
-    machines: dict[str, Lab] = {}
+def _machine():
+    """The first-level machine of this process, if one was asked for."""
+    machines: list[Lab] = []
     yield machines
-    for machine in machines.values():
+    for machine in machines:
         machine.kill()
 
 
 @pytest.fixture
-def lab(request, _labs):
+def lab(request, _machine):
     """The first-level machine that all tests share; one that died is booted again.
     x86-64's, unless the test has a mark of arches.py."""
     arch = getattr(request, "param", "x86_64")
-    if arch not in _labs:
+    if not _machine or _machine[0].arch != arch:
+        for other in _machine:
+            other.kill()
         name = os.environ.get("PYTEST_XDIST_WORKER", "pytest")
-        _labs[arch] = Lab(name=below(name, arch), arch=arch, memory_mb=3072, hugepages=256)
-    machine = _labs[arch]
-    if not machine.alive:
-        machine.start()
-    if sanitizer.ENVIRONMENT:
-        # Some sanitizers do not cope with random addresses.
-        machine.run("echo 0 >/proc/sys/kernel/randomize_va_space", check=True)
+        _machine[:] = [Lab(name=below(name, arch), arch=arch, memory_mb=MEMORY_MB, hugepages=256)]
+    [machine] = _machine
+    try:
+        if not machine.alive:
+            machine.start()
+        if sanitizer.ENVIRONMENT:
+            # Some sanitizers do not cope with random addresses.
+            machine.run("echo 0 >/proc/sys/kernel/randomize_va_space", check=True)
+    except BaseException:
+        machine.kill()
+        raise
     yield machine
+    if limits.passed(request.node):
+        machine.kill()
     machine.check_kernel()
-    if sanitizer.ENVIRONMENT:
+    if sanitizer.ENVIRONMENT and machine.alive:
         reports = machine.run(f"cat {sanitizer.REPORTS}.*; rm -f {sanitizer.REPORTS}.*").output
         found = sanitizer.failures(reports, request.node.name)
         assert not found, "\n\n".join(found)
+
+
+@pytest.fixture
+def by(request, monkeypatch):
+    """The interface that L1 offers, also one that the test boots: @both_interfaces of arches.py."""
+    with kvm_interface.offered(request.getfixturevalue("lab"), request.param):
+        monkeypatch.setenv("INTERFACE", request.param)
+        yield request.param
+
+
+# Where time goes
+
+def pytest_terminal_summary(terminalreporter):
+    """By directory; also as JSON, beside the file of --junitxml."""
+    cases: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration"):
+                directory = str(Path(report.location[0]).parent)
+                cases[directory] += report.when == "setup"
+                seconds[directory] += report.duration
+    table = [{"directory": directory, "cases_count": cases[directory], "took_s": round(seconds[directory], 1)}
+             for directory in sorted(seconds)]
+    if not table:
+        return
+    terminalreporter.section("where time went")
+    for row in [*table, {"directory": "all", "cases_count": cases.total(), "took_s": round(seconds.total(), 1)}]:
+        terminalreporter.write_line(f"{row['directory']:<20}{row['cases_count']:>6} cases {row['took_s']:>9} s")
+    if xml := terminalreporter.config.option.xmlpath:
+        Path(xml).with_suffix(".json").write_text(json.dumps(table, indent=2) + "\n")

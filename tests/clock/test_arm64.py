@@ -294,7 +294,7 @@ def test_one_offset_is_refused(lab, when):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("aarch64")
+@pytest.mark.aarch64
 @pytest.mark.parametrize("policy, one_offset", [("continuous-unchecked", False), ("stopped", True)])
 def test_two_hosts(policy, one_offset):
     """Their counters began at different times; the time of day is as they believe it is, which can be
@@ -315,7 +315,7 @@ def test_two_hosts(policy, one_offset):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("aarch64")
+@pytest.mark.aarch64
 def test_other_frequency():
     with (Lab(name="hz", arch="aarch64", memory_mb=1024) as a,
           Lab(name="other-hz", arch="aarch64", memory_mb=1024, cpu="max,pauth-impdef=on,cntfrq=50000000") as b,

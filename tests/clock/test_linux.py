@@ -46,6 +46,7 @@ def wrong_s(lab, side):
     return min(reading() for _ in range(3))
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["stopped", "continuous"])
 @pytest.mark.parametrize("source, cpu", [

@@ -7,7 +7,8 @@ import pytest
 from tests.lab.paths import ROOT
 from tests.lab.text import search
 
-pytestmark = pytest.mark.slow
+# The build
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def test_deb(tmp_path):

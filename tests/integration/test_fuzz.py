@@ -14,6 +14,8 @@ from tests.fuzz.fuzz import BINARY, SANITIZER, command
 from tests.lab.paths import ROOT
 
 SECONDS = 60
+# The first one builds the fuzzer.
+pytestmark = pytest.mark.timeout(3600)
 FINDINGS = sorted((ROOT / "tests/fuzz/findings").glob("*.xz"))
 
 

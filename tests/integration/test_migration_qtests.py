@@ -7,6 +7,7 @@ import pytest
 from tests.lab.arches import on_aarch64, on_both
 from tests.lab.paths import below, qemu
 
+pytestmark = pytest.mark.timeout(400)
 CASES = [
     pytest.param("plain", marks=pytest.mark.slow),
     "recovery/plain",

@@ -2,7 +2,7 @@
 """QEMU's own migration qtests, unchanged, and ours, with the fork on this machine.
 
 The default set runs on TCG in make check; the slow set on TCG and on /dev/kvm in
-make check-slow. The machine type is pc, since SeaBIOS 1.16 needs half a minute to boot
+make check-integration. The machine type is pc, since SeaBIOS 1.16 needs half a minute to boot
 from the AHCI of q35, for which the tests' guests wait.
 """
 import os
@@ -17,6 +17,7 @@ from tests.lab.paths import BUILD, FORK
 KVM = FORK / "qemu-system-x86_64"
 TCG = Path(__file__).parent / "tcg-system-x86_64"
 DIRTY_RING = re.compile("dirty_(ring|limit)")
+pytestmark = pytest.mark.timeout(1000)
 # Without --full, "-m slow" runs no test more.
 SLOW = "--full", "-m", "slow"
 

@@ -11,7 +11,7 @@ from tests.lab.libvirt import ADDRESS, LAB, PORT, Hosts, domain
 from tests.lab.network import programs
 from tests.lab.pair import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("libvirt")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("libvirt")]
 # LIBVIRT=sid: those of that release instead
 RELEASES = os.environ.get("LIBVIRT", "bookworm trixie").split()
 HERE = f"tcp://{ADDRESS['destination']}:{PORT}"

@@ -1,15 +1,30 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""For tests of pytest with the fixture lab that run on arm64 or on both architectures.
+"""For tests of pytest with the fixture lab: those that run on arm64 or on both architectures, and those that
+also run with the kernel interface that was not chosen.
 
-Tests without a mark of these run on x86-64 alone.
+Tests without a mark of these run on x86-64 alone, with the interface that was chosen: exit-on-missing.
 """
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import product
 from typing import Any, Literal
 
 import pytest
 
+from tests.lab import kvm_interface
+
+FIRST = kvm_interface.chosen()
+SECOND, = (name for name in kvm_interface.ALL if name != FIRST)
+
 Quick = Collection[Any] | Literal[True]
+
+
+def both_interfaces(test: Callable[..., None]) -> Callable[..., None]:
+    """For a function that touches accel/kvm: what make check runs of it is also run with the interface that was not
+    chosen, or all of it if make check runs nothing. Those are slow. Without exits there is no second time."""
+    values = [FIRST, pytest.param(SECOND, marks=pytest.mark.slow)]
+    both: Callable[..., None] = pytest.mark.usefixtures("by")(
+        pytest.mark.parametrize("by", values, indirect=True)(test))
+    return both
 
 
 def _name(value: object) -> str:
@@ -25,8 +40,7 @@ def _param(arch: str, names: list[str], value: Any, quick: Quick) -> Any:
     name = "-".join(map(_name, words))
     if arch == "x86_64":
         return pytest.param(arch, *words, marks=marks, id=name or arch)
-    # With pytest-xdist, one worker runs all of them: L1 for arm64 boots once.
-    marks += (pytest.mark.xdist_group(arch),)
+    marks += (pytest.mark.aarch64,)
     if quick is not True and value not in quick:
         marks += (pytest.mark.slow,)
     return pytest.param(arch, *words, marks=marks, id=f"{arch}-{name}" if name else arch)

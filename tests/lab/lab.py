@@ -227,6 +227,10 @@ class Job:
         return Result(self._rc, self.output)
 
 
+# Those of this process
+RUNNING: "set[Lab]" = set()
+
+
 class Lab:
     """L1 as a context manager; Lab(shell=True) gives the terminal to a shell in L1.
 
@@ -352,6 +356,7 @@ class Lab:
                 stdin=None if self.shell else subprocess.DEVNULL,
                 # L1 dies with us, however we die.
                 preexec_fn=lambda: libc.prctl(1, signal.SIGKILL))
+        RUNNING.add(self)
         self._qmp_sock = ours
         self._qmp_file = ours.makefile("r")
         try:
@@ -378,6 +383,7 @@ class Lab:
 
     def kill(self) -> None:
         """End L1 at once. There is nothing in it to save."""
+        RUNNING.discard(self)
         if self.process:
             self.process.kill()
             self.process.wait()

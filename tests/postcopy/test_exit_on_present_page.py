@@ -7,6 +7,7 @@ import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab import guest
+from tests.lab.arches import both_interfaces
 from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import Pair, until
 from tests.lab.proxy import MAIN, Endless
@@ -56,6 +57,7 @@ def all_has_come(lab, **options):
         pair.finish()
 
 
+@both_interfaces
 @pytest.mark.slow
 def test_swapped_out_again_and_again(lab, swap, by):
     """The host reclaims the page that the guest executes, while post-copy goes on without other faults."""
@@ -73,6 +75,7 @@ def test_swapped_out_again_and_again(lab, swap, by):
         assert populated == 0 if by == USERFAULT else populated > 0.8 * TIMES
 
 
+@both_interfaces
 @pytest.mark.slow
 def test_merged(lab, ksm, by):
     """All pages of the device are one, mapped read-only, until the guest writes to them."""

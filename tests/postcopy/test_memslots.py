@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.lab.arches import on_aarch64
+from tests.lab.arches import both_interfaces, on_aarch64
 from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import MIB, Pair
 from tests.lab.text import search
@@ -28,12 +28,14 @@ def slots(trace):
         yield name, dict(now)
 
 
+@both_interfaces
 @pytest.mark.parametrize("machine, spaces", [("pc", {0, SMRAM}), ("q35,smm=on", {0, SMRAM}),
                                              ("pc,smm=off", {0})])
 def test_flags(lab, machine, spaces, by):
     flags_of(lab, machine, spaces, by)
 
 
+@both_interfaces
 @on_aarch64(quick=True)
 def test_flags_on_aarch64(lab, by):
     flags_of(lab, None, {0}, by)

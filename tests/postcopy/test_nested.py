@@ -3,11 +3,13 @@
 import pytest
 
 from tests.lab import guest
+from tests.lab.arches import both_interfaces
 from tests.lab.pair import Pair
 
 PAGES = (16 << 20) // 4096
 
 
+@both_interfaces
 @pytest.mark.slow
 def test_mapped_at_once_after_a_nested_fault(lab):
     """KVM maps no pages beforehand for a vCPU that runs a nested guest. For all others it goes on."""

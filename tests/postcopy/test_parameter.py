@@ -4,7 +4,7 @@ import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab import guest, kvm_interface
-from tests.lab.arches import on_both
+from tests.lab.arches import both_interfaces, on_both
 from tests.lab.pair import Pair
 from tests.lab.paths import qemu
 
@@ -35,6 +35,7 @@ def served_by_uffd_alone(pair):
     assert faults["exits"] == faults["populated"] == 0 and faults["uffd"] > 300, faults
 
 
+@both_interfaces
 @on_both(quick=True)
 def test_auto_is_on_where_the_kernel_has_it(lab):
     with Pair(lab, mem=8) as pair:

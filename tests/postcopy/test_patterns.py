@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
 
-from tests.lab.arches import choices, on_both
+from tests.lab.arches import both_interfaces, choices, on_both
 from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import MIB, Pair
 from tests.lab.paths import SANITIZED
@@ -59,11 +59,13 @@ def assert_shared(faults):
     assert faults["requests"] - faults["uffd"] < 0.7 * faults["exits"]
 
 
+@both_interfaces
 @on_both("exits", EXITS, quick=["on"])
 def test_different_pages(lab, exits):
     migrate(lab, exits, pattern="disjoint")
 
 
+@both_interfaces
 def test_mapped_at_once(lab):
     """A page that has come is mapped before the vCPU goes on, which would fault for it once more."""
     with Pair(lab, exits="on", mem=8, zero=0) as pair:
@@ -82,6 +84,7 @@ def test_mapped_at_once(lab):
     assert taken < 2 * pages + exits / 2
 
 
+@both_interfaces
 @on_both("exits", EXITS)
 def test_same_page(lab, exits):
     faults, _ = migrate(lab, exits, pattern="shared")
@@ -89,6 +92,7 @@ def test_same_page(lab, exits):
         assert_shared(faults)
 
 
+@both_interfaces
 @on_both("exits, backend",
          choices(EXITS, SHARED, quick=[("on", "memfd"), ("off", "ram")]), quick=[("on", "memfd")])
 def test_shared_memory(lab, exits, backend):
@@ -96,6 +100,7 @@ def test_shared_memory(lab, exits, backend):
     migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])
 
 
+@both_interfaces
 @on_both("exits, backend",
          choices(EXITS, HUGETLB, quick=[("on", "memfd")]))
 def test_same_huge_page(lab, exits, backend):
@@ -107,6 +112,7 @@ def test_same_huge_page(lab, exits, backend):
         assert_shared(faults)
 
 
+@both_interfaces
 @on_both("exits", EXITS)
 def test_write_to_a_zero_page(lab, exits, by):
     """They cost little to send: many have come before they are touched, others are requested."""
@@ -135,6 +141,7 @@ def test_write_to_a_zero_page(lab, exits, by):
     assert 0 < faults["populated"] < present / 4
 
 
+@both_interfaces
 def test_smm(lab):
     _, trace = migrate(lab, "on", pattern="smm", machine="q35,smm=on")
     missed = [search("cpu_index (.*), as_id (.*), gpa", text).groups()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.lab import tls
-from tests.lab.arches import choices, on_both
+from tests.lab.arches import both_interfaces, choices, on_both
 from tests.lab.pair import INJECT, MIB, Pair, until
 
 BACKENDS = {
@@ -38,6 +38,7 @@ def silence(pair):
         side.cmd("migrate-pause")
 
 
+@both_interfaces
 @on_both("trouble, exits, channels", choices(
     [pause, reset, silence], ["on", "off"], ["preempt", "one-channel"],
     # Each of them, with exits and without.
@@ -64,6 +65,7 @@ def test_recovery(lab, trouble, exits, channels):
             assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
 
 
+@both_interfaces
 @on_both("backend, exits, preempt", choices(
     BACKENDS, ["on", "off"], [True, False], quick=[("hugetlb", "on", False)]))
 def test_recovery_within_a_page(lab, backend, exits, preempt):

@@ -18,6 +18,7 @@ def test_seeds():
     assert all(any(c[key] for c in plans) for key in ("snapshot_cancelled_s", "dimm", "troubles"))
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_soak(lab, seed):

@@ -7,6 +7,7 @@ import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab import guest
+from tests.lab.arches import both_interfaces
 from tests.lab.pair import INJECT, MIB, Pair, until
 from tests.lab.proxy import MAIN, Block, Endless
 from tests.lab.qtest import PCI_DATA, Qtest, eject_memory, unplug_memory
@@ -37,6 +38,7 @@ def let_go(pair):
     pair.destination.hmp("o/b 0x71 1")
 
 
+@both_interfaces
 @pytest.mark.parametrize("exits", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_unplug(lab, exits):
     """A page of the device has been asked for: the device stays until all of it has come."""
@@ -61,6 +63,7 @@ def test_unplug(lab, exits):
         unplug_memory(destination)
 
 
+@both_interfaces
 @pytest.mark.parametrize("exits, when", [
     ("on", "postcopy"), pytest.param("off", "postcopy", marks=pytest.mark.slow),
     pytest.param("on", "precopy", marks=pytest.mark.slow),

@@ -41,7 +41,7 @@ def test_destination_does_not_wait(lab, channel, says):
     with pair_for(lab, channel) as pair:
         use_multifd(pair)
         uri = pair.listen()
-        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri))) as stranger:
+        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri)), timeout=60) as stranger:
             stranger.sendall(says)
             connected(pair.lab, uri)
             assert pair.destination.cmd("query-migrate")["status"] == "setup"
@@ -70,12 +70,11 @@ def connected(lab, uri):
 
 def test_source_does_not_wait(lab):
     """The server accepts, and says nothing: the guest runs, and migration can be cancelled."""
-    with socket.create_server(("127.0.0.1", 0)) as server, pair_for(lab, TLS) as pair:
+    with listening() as server, pair_for(lab, TLS) as pair:
         pair.source.qmp.settimeout(20)
         pair.source.wait_ready()
         pair.source.cmd("migrate", uri=f"tcp:10.0.2.2:{server.getsockname()[1]}")
-        connection, _ = server.accept()
-        with connection:
+        with accepted(server) as connection:
             assert connection.recv(1)
             # There is nothing to pause
             with pytest.raises(ExecuteError):
@@ -96,8 +95,7 @@ def test_source_does_not_wait(lab):
 @pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_cancelled_while_it_connects(lab, again):
     """The server's queue is full, so that its kernel answers late: nothing is sent there then."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, pair_for(lab, BARE) as pair:
-        server.settimeout(60)
+    with listening(backlog=0) as server, pair_for(lab, BARE) as pair:
         pair.source.wait_ready()
         pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
         with socket.create_connection(server.getsockname()):
@@ -108,12 +106,25 @@ def test_cancelled_while_it_connects(lab, again):
             uri = pair.listen()
             if again:
                 assert not tried(pair, uri)
-            server.accept()[0].close()
-            with server.accept()[0] as connection:
+            accepted(server).close()
+            with accepted(server) as connection:
                 assert not connection.recv(1)
         until(lambda: tried(pair, uri), "another migration begins")
         pair.source.wait_status("completed")
         pair.check_memory()
+
+
+def listening(**options):
+    """A server of this process. Nothing that it waits for lasts longer than a minute."""
+    server = socket.create_server(("127.0.0.1", 0), **options)
+    server.settimeout(60)
+    return server
+
+
+def accepted(server):
+    connection, _ = server.accept()
+    connection.settimeout(60)
+    return connection
 
 
 def tried(pair, uri):
@@ -126,7 +137,7 @@ def tried(pair, uri):
 
 def test_recovery_can_be_paused(lab):
     """The source tries to recover at a server that says nothing in its TLS handshake."""
-    with socket.create_server(("127.0.0.1", 0)) as server, \
+    with listening() as server, \
             Pair(lab, exits="on", capabilities=(), mem=16, tls=tls.directory(lab)) as pair:
         wire = pair.wire(pair.listen())
         pair.postcopy(wire.uri)
@@ -134,8 +145,7 @@ def test_recovery_can_be_paused(lab):
         wire.cut()
         pair.wait_paused()
         pair.source.cmd("migrate", uri=f"tcp:10.0.2.2:{server.getsockname()[1]}", resume=True)
-        connection, _ = server.accept()
-        with connection:
+        with accepted(server) as connection:
             assert connection.recv(1)
             assert pair.source.status() == "postcopy-recover-setup"
             pair.source.cmd("migrate-pause")
@@ -152,7 +162,7 @@ def test_recovery_is_awaited_anew(lab):
         pair.source.cmd("migrate-pause")
         pair.wait_paused()
         uri = pair.listen("migrate-recover")
-        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri))) as stranger:
+        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri)), timeout=60) as stranger:
             connected(pair.lab, uri)
             again = pair.listen("migrate-recover")
             assert not stranger.recv(1)

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 
+from tests.lab.arches import both_interfaces
 from tests.lab.pair import INJECT, Pair, until
 
 # What is freed does not look as it did.
@@ -34,6 +35,7 @@ def may_come(condition):
         until(condition, "what may come", timeout=5)
 
 
+@both_interfaces
 @pytest.mark.parametrize("point, blocktime", [
     pytest.param("postcopy-exit", True, marks=pytest.mark.slow),
     ("postcopy-ask", True),

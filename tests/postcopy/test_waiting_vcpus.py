@@ -2,12 +2,13 @@
 """The destination's monitor answers while its vCPUs wait for pages."""
 import pytest
 
-from tests.lab.arches import on_both
+from tests.lab.arches import both_interfaces, on_both
 from tests.lab.pair import Pair
 
 KICKS = 20
 
 
+@both_interfaces
 @on_both("pattern", [pytest.param("disjoint", marks=pytest.mark.slow), "shared"])
 def test_stop_cont_and_queries(lab, pattern):
     with Pair(lab, exits="on", pattern=pattern, mem=16) as pair:
@@ -42,6 +43,7 @@ def test_stop_cont_and_queries(lab, pattern):
         pair.finish()
 
 
+@both_interfaces
 @on_both(quick=True)
 def test_quit(lab):
     with Pair(lab, exits="on", mem=16) as pair:

@@ -64,7 +64,7 @@ class LinuxPair(BasePair[LinuxSide]):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("aarch64")
+@pytest.mark.aarch64
 @pytest.mark.parametrize("way", ["precopy", "postcopy"])
 def test_driver(way):
     image = subprocess.run([LAB / "kernel" / "build", "aarch64"], env=os.environ | {"LINUX": "7.3"},

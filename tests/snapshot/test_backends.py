@@ -106,6 +106,7 @@ def test_mapped_ram_beside_another_device(lab):
         machine.restore(capabilities=["mapped-ram"])
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_a_hundred_snapshots(lab):
     """One after the other of the same guest, at moments that it does not know."""

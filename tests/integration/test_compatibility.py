@@ -47,7 +47,7 @@ def postcopy(lab, way, channels, machine):
 
 
 def quick(way, machine, channels="preempt"):
-    """Stock QEMU alone is for make check-slow, as are Debian's newest, which has to be fetched, the second
+    """Stock QEMU alone is slow, as are Debian's newest, which has to be fetched, the second
     machine, and post-copy without preempt."""
     return way in ("stock-to-fork", "fork-to-stock") and machine == MACHINES[0] and channels == "preempt"
 

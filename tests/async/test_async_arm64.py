@@ -2,10 +2,10 @@
 """Async page faults of arm64: what is asked for on the command line, and cannot be had; and what QEMU does for a
 guest without them. What a guest makes of them: test_async.py."""
 from tests.lab.arches import on_aarch64
+from tests.lab.async_guest import LOAD, all_delivered, finish, guest_with, until_announced
 from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair, LinuxSide
 from tests.lab.pair import FORK, MIB, STOCK, until
-from tests.postcopy.test_async import LOAD, all_delivered, finish, guest_with, until_announced
 
 ON = ASYNC_PF["aarch64"]
 SDEI, ASYNC = ON[:2], ON[2:]

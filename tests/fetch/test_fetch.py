@@ -10,7 +10,7 @@ import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab import other_qemu
-from tests.lab.arches import choices, on_both
+from tests.lab.arches import both_interfaces, choices, on_both
 from tests.lab.fetch_proxy import ALONG, END, HEADER, HELLO_SIZE, PAGES, REQUEST, FetchWire, Frame, frames
 from tests.lab.guest import wait_threshold_us
 from tests.lab.lab import Lab
@@ -146,6 +146,7 @@ def wire(pair, kind=FetchWire, command="migrate-incoming", **options):
     return pair.wire_of(kind, pair.listen(command), **options)
 
 
+@both_interfaces
 @on_both("backend, exits, n", [
     ("anonymous", "on", 4), ("hugetlb", "on", 2),
     *choices(BACKENDS, ["on", "off"], [1, 16], quick=[("memfd", "off", 1)])], quick=[("anonymous", "on", 4)])
@@ -276,6 +277,7 @@ def test_rest_of_what_goes_along(lab):
         assert seen.count(True) > 10
 
 
+@pytest.mark.timeout(600)
 @slow
 def test_hardly_any_go_along_with_fast_answers():
     """In a lab whose processor is as fast as the network, and has other work, behind which some answers are slow."""
@@ -370,6 +372,7 @@ def test_cannot_change_while_nobody_listens(lab, fetch):
         pair.recover_and_finish()
 
 
+@both_interfaces
 @on_both("trouble", [
     "one-channel",
     *(pytest.param(trouble, marks=slow) for trouble in ("cut", "pause-source", "pause-destination")),

@@ -2,19 +2,18 @@
 """Async page faults from vCPU exits, taken by a Linux guest. On x86-64 it knows nothing of them; on arm64 it
 is the lab's, which has the guest's side."""
 import time
-from typing import Any
 
 import pytest
 
 from tests.lab import linux_guest
-from tests.lab.arches import on_both
+from tests.lab.arches import both_interfaces, on_both
+from tests.lab.async_guest import all_delivered, finish, guest_with, until_announced
 from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import FORK, MIB, STOCK, until
 from tests.lab.paths import SANITIZED
 
 slow = pytest.mark.slow
-LOAD: dict[str, Any] = {"mem": 48, "writers": 2, "computers": 1, "forkers": 1, "interval": 100}
 BACKENDS = {
     None: None,
     "memfd-thp": "memory-backend-memfd",
@@ -22,35 +21,10 @@ BACKENDS = {
 }
 
 
-def finish(pair):
-    pair.fast()
-    pair.finish()
-    pair.check_threads()
-
-
-def until_announced(pair):
-    """How long it takes depends on how fast the guest is, and on whether requests queue behind the background."""
-    pair.until_faults()
-    until(lambda: pair.async_counts()["announced"] > 5, "tasks are told to wait", timeout=90)
-
-
-def all_delivered(pair):
-    """Each task that was told to wait has been told to go on."""
-    counts = until(lambda: not (counts := pair.async_counts())["outstanding"] and counts,
-                   "no task waits any more")
-    assert counts["delivered"] + counts["forgotten"] == counts["announced"], counts
-    return counts
-
-
-def guest_with(lab, **options):
-    """The guest, which has async page faults."""
-    on = ASYNC_PF[lab.arch]
-    return LinuxPair(lab, **LOAD | {"exits": "on", "source_options": on, "destination_options": on} | options)
-
-
 QUICK = (1, None, "preempt")
 
 
+@both_interfaces
 @on_both("cpus, backend, channels", [
     QUICK,
     *(pytest.param(cpus, backend, channels, marks=slow)
@@ -203,6 +177,7 @@ def test_second_migration_while_tasks_wait(lab):
         pair.check_memory()
 
 
+@pytest.mark.timeout(900)
 @slow
 @on_both()
 def test_ten_in_a_row(lab):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.lab import guest
+from tests.lab.arches import both_interfaces
 from tests.lab.pair import INJECT, MIB, STOCK, Pair, until
 from tests.lab.paths import TESTED
 
@@ -39,6 +40,7 @@ def ends(pair, least=100) -> tuple[guest.Event, Any, int]:
     return told, qemu, exits
 
 
+@both_interfaces
 @pytest.mark.parametrize("how", [0, pytest.param(SMM, marks=slow), pytest.param(ANEW, marks=slow)])
 def test_tasks(lab, how):
     """In ring 3: each is told to wait once and to go on once, and another runs meanwhile."""

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The end of a test that hangs, for tests/conftest.py: where the threads of its QEMUs stand."""
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from tests.lab.lab import RUNNING, CommandFailed, Lab, LabError, Place
+from tests.lab.paths import PATIENCE
+
+SLOWER = PATIENCE / 3       # than without a sanitizer
+TEARDOWN_S = 100
+# To keep logs, before the first-level machine is ended, which ends all that waits for it; and then again.
+UNWIND_S = 60
+LOOK_S = 20
+PASSED = pytest.StashKey[bool]()
+
+
+def threads(place: Place, processes: str) -> str:
+    """Each thread of some processes, by words of the shell that are their numbers: where it sleeps in the kernel."""
+    return place.run(SCRIPT.format(processes), timeout=LOOK_S).output.rstrip()
+
+
+SCRIPT = """for p in {}; do for t in /proc/$p/task/*; do
+echo "  $p $(cat $t/comm): $(cat $t/wchan), $(cut -d ' ' -f 3 $t/stat)"; sed 's/^\\[<0>\\]/     /' $t/stack
+done; done 2>/dev/null; true"""
+QEMUS = "$(grep -l ^qemu-system /proc/[0-9]*/comm | cut -d / -f 3)"
+
+
+def descendants(of: int) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
+        except OSError:
+            continue    # It has ended.
+    found: set[int] = set()
+    new = {of}
+    while new:
+        new = {child for parent in new for child in children.get(parent, ())} - found
+        found |= new
+    return found
+
+
+def where_they_stand() -> str:
+    """All QEMUs in this process's first-level machines, and its own on the host."""
+    found: dict[str, str] = {}
+
+    def look(lab: Lab) -> None:
+        try:
+            found[lab.name] = threads(lab, QEMUS)
+        except (CommandFailed, LabError, OSError) as e:
+            found[lab.name] = repr(e)
+
+    # By other threads: who knows what this one holds.
+    looks = [threading.Thread(target=look, args=(lab,), daemon=True) for lab in RUNNING]
+    for thread in looks:
+        thread.start()
+    for thread in looks:
+        thread.join(LOOK_S)
+    text = [f"QEMUs in the first-level machine {lab.name}:\n{found.get(lab.name, 'it does not answer')}"
+            for lab in RUNNING]
+    ours = descendants(os.getpid()) & {int(path.parent.name) for path in Path("/proc").glob("[0-9]*/comm")
+                                       if path.read_text().startswith("qemu-system")}
+    host = subprocess.run(SCRIPT.format(" ".join(map(str, sorted(ours)))), shell=True, text=True,
+                          stdout=subprocess.PIPE, timeout=LOOK_S).stdout.rstrip()
+    return "\n".join([*text, f"QEMUs on the host:\n{host}"])
+
+
+def passed(item: pytest.Item) -> bool:
+    """Whether the test has taken longer than it may."""
+    return item.stash.get(PASSED, False)
+
+
+def begin(item: pytest.Item, seconds: float) -> None:
+    seconds *= SLOWER
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if passed(item):
+            for lab in RUNNING:
+                assert lab.process
+                lab.process.kill()
+        item.stash[PASSED] = True
+        pytest.fail(f"no end after {seconds:g} s\n{where_they_stand()}")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, UNWIND_S * SLOWER)
+
+
+def end() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0)
