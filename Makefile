@@ -4,7 +4,7 @@
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j2
 endif
-.PHONY: all build stock inject tests guest kernel kernel-deb aarch64 tsan check-quick check check-slow demo soak fuzz bench bench-demand-paging bench-postcopy bench-postcopy-more bench-bitmap bench-fetch bench-breakdown bench-model bench-guest-time bench-snapshot bench-async bench-counter lab-shell branch install deb help
+.PHONY: all build stock inject tests guest kernel kernel-deb aarch64 tsan check check-slow demo soak fuzz bench lab-shell branch install deb help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, inject, tests, guest, kernel, demo,
 # bench-async and lab-shell are for arm64, in build/*-aarch64.
@@ -39,6 +39,8 @@ MESON_TEST = build/venv/bin/meson test -C build/tests --no-rebuild
 # tests/meson.build has the list. pytest's own summary is the last line.
 TIER = @rm -f build/tests/meson-logs/$(1).txt; $(MESON_TEST) --suite $(1) --logbase $(1); status=$$?; \
 	grep -a '^=.* in [0-9.]*s' build/tests/meson-logs/$(1).txt | tail -n 1; exit $$status
+# Of what is run: a path, or an expression as for pytest's -k
+export TESTS
 
 all: build
 build:           ## build the fork: build/fork/qemu-system-x86_64 (make ARCH=aarch64: for arm64)
@@ -76,15 +78,16 @@ tsan: build      ## build the unit tests with ThreadSanitizer: build/tsan
 	@scripts/setup tsan
 	@scripts/ninja build/tsan $(UNIT)
 
-check-quick: tests tsan ## under two minutes: style, series, unit tests
+check-quick: tests tsan ## style, series, docs, unit tests; under two minutes
 	$(call TIER,quick)
 
 check: STOCK =
-check: stock inject guest kernel aarch64 ## check-quick but for ThreadSanitizer, QEMU's migration qtests on TCG, the tests in the lab
-	$(call TIER,lab)
+check: stock inject guest kernel aarch64 ## all tests that are not slow; of this and the others, TESTS=tests/clock or TESTS="cut and not tls"
+	$(call TIER,check)
 
-check-slow: stock inject tsan guest kernel aarch64 ## all tests there are, in two hours or more; PART=2/4: of four parts of them, the second
-	$(call TIER,slow)
+check-slow: check-all
+check-%: stock inject tsan guest kernel aarch64 ## all tests: check-all; or those of a topic: check-postcopy, -fetch, -async, -clock, -snapshot, -sdei, -integration, -series, -harness
+	$(call TIER,$*)
 
 demo: guest kernel $(if $(S),,stock) ## migrate a busy guest post-copy in the lab, by QEMU 10.0 and by this branch
 	@build/venv/bin/python tests/demo/demo.py --arch $(ARCH)
@@ -95,38 +98,9 @@ bench: stock guest kernel $(if $(QUICK),,aarch64) ## all benches, then build/rep
 	@$(BENCH) $(if $(QUICK),--suite quick); status=$$?; \
 		build/venv/bin/python tests/bench/report.py && exit $$status
 
-bench-demand-paging: guest kernel ## faults of a raw KVM guest: exits against userfaultfd, in the lab
-	@$(BENCH) demand-paging
-
-bench-postcopy: stock guest kernel ## post-copy of stock QEMU and of the fork, exits off and on, measured in the lab
-	@$(BENCH) postcopy
-
-bench-postcopy-more: stock guest kernel ## the same with other numbers of vCPUs, other loads, and a network with delay
-	@$(BENCH) postcopy-vcpus postcopy-loads postcopy-network
-
-bench-bitmap: stock guest kernel ## the two kernel interfaces: KVM_MEM_EXIT_ON_MISSING and KVM_MEM_USERFAULT, beside stock QEMU
-	@$(BENCH) postcopy-bitmap postcopy-bitmap-huge
-
-bench-fetch: stock guest kernel ## post-copy with 4 fetch channels, beside the fork without and stock QEMU, over a link with delay
-	@$(BENCH) postcopy-fetch postcopy-fetch-hot
-
-bench-breakdown: stock guest kernel ## where the time of one fault goes, and what each thread does for it
-	@$(BENCH) breakdown $(if $(QUICK),,breakdown-1 threads)
-
-bench-model: stock guest kernel ## a model of the queues for many vCPUs, and its error
-	@$(BENCH) model
-
-bench-guest-time: stock guest kernel ## what migrations do to a guest's clocks: stock QEMU, the fork; 100 in a row
-	@$(BENCH) guest-time
-
-bench-snapshot: stock guest kernel ## background snapshots of stock QEMU and of the fork, on this host and in the lab
-	@$(BENCH) snapshot $(if $(QUICK),,snapshot-lab)
-
-bench-async: stock guest kernel ## what a Linux guest does during post-copy: async page faults from exits, exits, none, stock (ARCH=aarch64: of arm64)
-	@$(BENCH) async$(S)
-
-bench-counter: tests aarch64 ## what it costs an arm64 guest to read its counters, in the lab
-	@$(BENCH) counter
+bench-counter: aarch64
+bench-%: stock guest kernel ## one or a few of them: bench-demand-paging, -postcopy, -postcopy-more, -bitmap, -fetch, -breakdown, -model, -guest-time, -snapshot, -async, -counter
+	@$(BENCH) --suite $*$(and $(S),$(filter async,$*),$(S))
 
 SOAK ?= 200
 SEED ?= 1
@@ -154,4 +128,4 @@ deb: build       ## a Debian package of the fork in /opt/qemu-fault-exits, besid
 	@scripts/deb
 
 help:            ## this text
-	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z0-9%-]*\):[^#]*## /  \1\t/p' Makefile | expand -t 22

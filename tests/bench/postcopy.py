@@ -469,13 +469,13 @@ def main():
     parser.add_argument("--delay", type=int, metavar="US",
                         help="microseconds that each direction of a link between the QEMUs takes")
     parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT", help="of such a link, per second")
-    parser.add_argument("--name", help="of the report (bench-postcopy)")
+    parser.add_argument("--name", help="of the report (postcopy)")
     parser.add_argument("--seed", type=int, default=1, help="of contents and order (1)")
     options = parser.parse_args()
     options.backends = options.backends or list(BACKENDS)[:1 if options.quick else None]
     options.network = options.delay is not None or bool(options.bandwidth)
     options.delay = options.delay or 0
-    options.name = options.name or ("bench-postcopy-host" if options.host else "bench-postcopy")
+    options.name = options.name or ("postcopy-host" if options.host else "postcopy")
     if (options.peer or options.bitmap) and options.host:
         parser.error("--peer and --bitmap are for the lab")
     if options.network and options.host:

@@ -5,12 +5,7 @@ import json
 
 from tests.lab import cli
 from tests.lab.cli import ProgramError, say
-from tests.lab.paths import REPORTS
-
-# In this order, those that there are.
-NAMES = ("demand-paging", "bench-postcopy", "postcopy-vcpus", "postcopy-loads", "postcopy-network", "postcopy-bitmap",
-         "postcopy-bitmap-huge", "postcopy-fetch", "postcopy-fetch-hot", "breakdown", "breakdown-1", "threads", "model",
-         "guest-time", "bench-snapshot", "bench-snapshot-lab", "async", "async-aarch64", "counter")
+from tests.lab.paths import BUILD, REPORTS
 
 HEAD = """# Benchmarks
 
@@ -28,7 +23,8 @@ Meson from 1.0 on, makes `build/tests/demand-paging`, a static program that need
 
 
 def run(_):
-    there = [name for name in NAMES if (REPORTS / f"{name}.md").exists()]
+    benches = json.loads((BUILD / "tests/meson-info/intro-benchmarks.json").read_text())
+    there = [bench["name"] for bench in benches if (REPORTS / f"{bench['name']}.md").exists()]
     if not there:
         raise ProgramError("no bench has been run: make bench")
     of = [json.loads((REPORTS / f"{name}.json").read_text())["about"] for name in there]

@@ -4,7 +4,7 @@
 Each case is a guest of some size, nearly empty or full, with and without transparent huge pages, of
 anonymous memory or a memfd. Each round starts it anew with each QEMU in turn and takes one
 snapshot to a file, while the guest writes all that it has. Prints a table, and writes
-build/reports/bench-snapshot.json. Snapshots are in the directory for temporary files (TMPDIR).
+build/reports/snapshot.json. Snapshots are in the directory for temporary files (TMPDIR).
 
 setup: from the start of the snapshot until the guest runs on, by the time stamps of QEMU's events
 MIGRATION (setup) and RESUME; stopped: from STOP on. grown: resident memory and page tables, after
@@ -226,7 +226,7 @@ def run(options):
                                     for v in VARIANTS}}
     text = (f"Medians of {options.rounds} rounds.\n```{bench.printed(show_ways, ways, options.ways_mib)}"
             f"{bench.printed(show, results)}```")
-    where = ("bench-snapshot-lab", "in the lab") if options.lab else ("bench-snapshot", "on the host's kernel")
+    where = ("snapshot-lab", "in the lab") if options.lab else ("snapshot", "on the host's kernel")
     bench.write(where[0], {
         "about": about, "settings": {"vcpus_count": options.cpus, "seed": options.seed,
                                      "rounds_count": options.rounds, "settle_s": options.settle,

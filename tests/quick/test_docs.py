@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
-
 from tests.lab.paths import BUILD, ROOT
 
 QEMU = BUILD / "src"
@@ -67,23 +65,27 @@ def anchors(name):
     return found
 
 
-@pytest.mark.parametrize("name", docs())
-def test_lines(name):
+def test_lines():
+    assert not [wrong for name in docs() for wrong in wrong_lines(name)]
+
+
+def wrong_lines(name):
     prose, code = parts(name)
     too_long = [number for number, line in prose if len(line) > COLUMNS
                 and not line.lstrip().startswith("|") and not UNBREAKABLE.fullmatch(line)]
     tabs = [number for number, line in prose + code if "\t" in line]
     spaces = [number for number, line in prose + code if line != line.rstrip()]
     holes = [number for number, line in prose + code if re.search(r"@[A-Z]+@", line)]
-    assert not holes, f"{name}: something is still to be filled in: lines {holes}"
-    assert not too_long, f"{name}: longer than {COLUMNS} columns: lines {too_long}"
-    assert not tabs, f"{name}: tabs in lines {tabs}"
-    assert not spaces, f"{name}: spaces at the end of lines {spaces}"
+    what = {"something is still to be filled in": holes, f"longer than {COLUMNS} columns": too_long,
+            "tabs": tabs, "spaces at the end": spaces}
+    return [f"{name}: {text}: lines {lines}" for text, lines in what.items() if lines]
 
 
-@pytest.mark.parametrize("name", docs())
-def test_links(name):
-    wrong = []
+def test_links():
+    assert not [wrong for name in docs() for wrong in wrong_links(name)]
+
+
+def wrong_links(name):
     for _, inline, definition in LINK.findall(CODE_SPAN.sub("", text(name))):
         target = unquote(inline or definition)
         if re.match(r"[a-z]+:", target):
@@ -92,28 +94,28 @@ def test_links(name):
         to = (ROOT / name).parent / path if path else ROOT / name
         to = to.resolve()
         if not to.is_relative_to(ROOT) or (to := to.relative_to(ROOT)) not in files():
-            wrong.append(f"{target}: no such file")
+            yield f"{name}: {target}: no such file"
         elif anchor and (to.suffix != ".md" or anchor not in anchors(str(to))):
-            wrong.append(f"{target}: no such heading")
-    assert not wrong, f"{name}: {wrong}"
+            yield f"{name}: {target}: no such heading"
 
 
-@pytest.mark.parametrize("name", docs())
-def test_paths(name):
-    wrong = [span for _, span in CODE_SPAN.findall(text(name))
+def test_paths():
+    """Ours or QEMU's"""
+    wrong = [f"{name}: {span}" for name in docs() for _, span in CODE_SPAN.findall(text(name))
              if PATH.fullmatch(span) and Path(span) not in files() and not (QEMU / span).exists()
              # A program, by the name of its source
              and Path(span + ".c") not in files() and not (QEMU / (span + ".c")).exists()]
-    assert not wrong, f"{name}: neither ours nor QEMU's: {wrong}"
+    assert not wrong
 
 
-@pytest.mark.parametrize("script", [str(path) for path in sorted(files())
-                                    if path.parent == Path("docs/pictures") and path.suffix == ".py"])
-def test_picture(script, tmp_path):
-    """It is what its script draws."""
-    drawn = tmp_path / "picture.svg"
-    subprocess.run([sys.executable, ROOT / script, drawn], check=True, timeout=60)
-    assert drawn.read_bytes() == (ROOT / script).with_suffix(".svg").read_bytes(), f"run {script}"
+def test_pictures(tmp_path):
+    """Each is what its script draws."""
+    scripts = [ROOT / path for path in files() if path.parent == Path("docs/pictures") and path.suffix == ".py"]
+    assert scripts
+    for script in scripts:
+        drawn = tmp_path / "picture.svg"
+        subprocess.run([sys.executable, script, drawn], check=True, timeout=60)
+        assert drawn.read_bytes() == script.with_suffix(".svg").read_bytes(), f"run {script}"
 
 
 def test_pictures_are_needed():

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from tests.lab.paths import ROOT
 
 
@@ -24,14 +22,16 @@ def test_series():
     assert "patches in" in run("scripts/series", "check")
 
 
-@pytest.mark.parametrize("name", overlay())
-def test_source(name):
-    run("build/src/scripts/checkpatch.pl", "--no-tree", "--terse", "-q", "-f", name)
+def checkpatch(*words):
+    run("build/src/scripts/checkpatch.pl", "--no-tree", "--terse", "-q", *words)
 
 
-@pytest.mark.parametrize("patch", sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("patches/**/*.patch")))
-def test_patch(patch):
-    run("build/src/scripts/checkpatch.pl", "--no-tree", "--terse", "-q", patch)
+def test_sources():
+    checkpatch("-f", *overlay())
+
+
+def test_patches():
+    checkpatch(*sorted(ROOT.glob("patches/**/*.patch")))
 
 
 def shell_scripts():

@@ -21,12 +21,14 @@ def series(root: Path, *command: str, **env: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
 def test_builds():
     done = series(ROOT, "check", "--build")
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * 3600)
 def test_newer_qemu():
     """What upstream could take alone applies to QEMU 10.2, builds, and recovers."""
     source = subprocess.run(["scripts/fetch", "qemu-10.2"], cwd=ROOT, text=True, check=True,

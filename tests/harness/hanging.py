@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Tests that hang, each where another thing must be interrupted: for test_limits.py alone."""
+import subprocess
+import threading
+
+import pytest
+
+from tests.lab.pair import Pair
+
+booted: list[int] = []     # first-level machines
+
+
+@pytest.mark.timeout(20)
+def test_monitor(lab):
+    """The source of a post-copy stands still, and its monitor with it."""
+    booted.append(lab.process.pid)
+    with Pair(lab, exits="on", mem=8) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("timing")
+        pair.source.signal("STOP")
+        pair.until_all_wait()
+        pair.source.cmd("query-status")
+
+
+def test_next(lab):
+    assert booted != [lab.process.pid]
+    assert lab.run("echo booted anew").output == "booted anew\n"
+
+
+@pytest.mark.timeout(1)
+def test_thread():
+    thread = threading.Thread(target=threading.Event().wait, daemon=True)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.timeout(1)
+def test_process():
+    subprocess.run(["sleep", "1000"])
+
+
+@pytest.mark.timeout(1)
+def test_setup(request):
+    request.getfixturevalue("hangs")
+
+
+@pytest.fixture
+def hangs():
+    threading.Event().wait()

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A test that hangs ends, and tells where the threads of its QEMUs stand; the next one runs."""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.paths import ROOT
+from tests.lab.text import search
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)], ids=["alone", "worker"])
+def test_hanging(workers):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-rA", *workers, "tests/harness/hanging.py"], cwd=ROOT,
+                          text=True, stdout=subprocess.PIPE, env=environment | {"TESTS": ""})
+    said = done.stdout
+    print(said)
+    outcomes = re.findall(r"^(PASSED|FAILED|ERROR) tests/harness/hanging.py::(\w+)", said, re.M)
+    assert set(outcomes) == {("FAILED", "test_monitor"), ("PASSED", "test_next"), ("FAILED", "test_thread"),
+                             ("FAILED", "test_process"), ("ERROR", "test_setup")}
+    # Of both QEMUs, and of the one whose guest has both
+    assert len(re.findall(r"^E +\d+ CPU 0/KVM: \w+", said, re.M)) == 2
+    logs = Path(search(r"logs of this test's QEMUs and guest: (\S+);", said)[1])
+    assert (logs / "source.output").exists() and (logs / "destination.trace").exists()
