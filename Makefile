@@ -39,7 +39,7 @@ MESON_TEST = build/venv/bin/meson test -C build/tests --no-rebuild
 # tests/meson.build has the list. pytest's own summary is the last line.
 TIER = @rm -f build/tests/meson-logs/$(1).txt; $(MESON_TEST) --suite $(1) --logbase $(1); status=$$?; \
 	grep -a '^=.* in [0-9.]*s' build/tests/meson-logs/$(1).txt | tail -n 1; exit $$status
-# Of what is run: a path, or an expression as for pytest's -k
+# Of what is run: paths, or an expression as for pytest's -k
 export TESTS
 
 all: build

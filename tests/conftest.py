@@ -15,8 +15,9 @@ from tests.lab.lab import Lab
 from tests.lab.paths import ROOT, below
 
 MEMORY_MB = 3072    # of a first-level machine
-# A path, or what -k takes
+# Paths, or what -k takes
 TESTS = os.environ.get("TESTS", "")
+PATHS = [word.rstrip("/") for word in TESTS.split() if (ROOT / word.partition("::")[0]).exists()]
 
 
 def pytest_xdist_auto_num_workers(config):
@@ -26,7 +27,7 @@ def pytest_xdist_auto_num_workers(config):
 
 
 def pytest_configure(config):
-    if TESTS and not (ROOT / TESTS.partition("::")[0]).exists():
+    if TESTS and not PATHS:
         config.option.keyword = TESTS
 
 
@@ -44,8 +45,9 @@ def needless(items):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     dropped = needless(items)
-    if TESTS and config.option.keyword != TESTS:
-        dropped |= {item for item in items if not re.match(re.escape(TESTS.rstrip("/")) + r"(\W|$)", item.nodeid)}
+    if PATHS:
+        wanted = re.compile(rf"(?:{'|'.join(map(re.escape, PATHS))})(?!\w)")
+        dropped |= {item for item in items if not wanted.match(item.nodeid)}
     config.hook.pytest_deselected(items=list(dropped))
     # First those of arm64, as with pytest-xdist, which begins with the largest groups.
     items[:] = sorted((item for item in items if item not in dropped),

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 
 from qemu.qmp import ExecuteError, QMPError
 
-from tests.lab import guest
+from tests.lab import guest, limits
 from tests.lab.lab import CommandFailed
 from tests.lab.pair import MIB, Pair, Side
 from tests.lab.proxy import MAIN, PACKAGE_LENGTH, VM_EOF, Close, Copy, Page, Send, Wire
@@ -140,8 +140,7 @@ def diagnosis(pair: Pair) -> str:
             continue
         # Of QMP first, which may be what hangs: the threads are asked without it.
         with contextlib.suppress(CommandFailed):
-            text.append(pair.lab.run(f"cd /proc/$(cat {side.pidfile})/task && for t in *; do "
-                                     "echo \"  $(cat $t/comm): $(cat $t/wchan)\"; done").output.rstrip())
+            text.append(limits.threads(pair.lab, f"$(cat {side.pidfile})"))
         try:
             side.qmp.settimeout(10)
             for command in "query-status", "query-migrate":

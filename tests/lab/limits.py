@@ -26,7 +26,7 @@ def threads(place: Place, processes: str) -> str:
 
 
 SCRIPT = """for p in {}; do for t in /proc/$p/task/*; do
-echo "  $p $(cat $t/comm): $(cat $t/wchan), $(cut -d ' ' -f 3 $t/stat)"; sed 's/^\\[<0>\\]/     /' $t/stack
+echo "  $p $(cat $t/comm): $(cat $t/wchan), $(sed 's/.*) //; s/ .*//' $t/stat)"; sed 's/^\\[<0>\\]/     /' $t/stack
 done; done 2>/dev/null; true"""
 QEMUS = "$(grep -l ^qemu-system /proc/[0-9]*/comm | cut -d / -f 3)"
 
