@@ -33,8 +33,7 @@ FORK = qemu-system-$(ARCH) tests/qtest/migration-test tests/qtest/postcopy-fault
 ifeq ($(ARCH),x86_64)
 FORK += $(UNIT) contrib/vhost-user-blk/vhost-user-blk
 endif
-# Those of pure arithmetic are built without QEMU.
-UNIT = $(filter-out tests/unit/test-guest-time% tests/unit/test-kvm-sdei tests/unit/test-postcopy-stream,$(patsubst %.c,%,$(wildcard tests/unit/*.c)))
+UNIT = $(patsubst %.c,%,$(wildcard tests/unit/*.c))
 MESON_TEST = build/venv/bin/meson test -C build/tests --no-rebuild
 # tests/meson.build has the list. pytest's own summary is the last line.
 TIER = @rm -f build/tests/meson-logs/$(1).txt; $(MESON_TEST) --suite $(1) --logbase $(1); status=$$?; \
