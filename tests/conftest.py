@@ -80,8 +80,8 @@ def pytest_timeout_cancel_timer(item):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item):
-    """A failure has cancelled the limit."""
-    limits.begin(item, limits.TEARDOWN_S)
+    """A failure has ended the limit of the rest."""
+    limits.begin(item)
     return (yield)
 
 

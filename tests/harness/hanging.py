@@ -39,11 +39,18 @@ def test_process():
     subprocess.run(["sleep", "1000"])
 
 
-@pytest.mark.timeout(1)
-def test_setup(request):
-    request.getfixturevalue("hangs")
-
-
 @pytest.fixture
 def hangs():
     threading.Event().wait()
+
+
+@pytest.mark.timeout(1)
+@pytest.mark.usefixtures("hangs")
+def test_setup():
+    pass
+
+
+@pytest.mark.timeout(1)
+def test_teardown(request):
+    request.addfinalizer(threading.Event().wait)
+    raise AssertionError("this is no hang")

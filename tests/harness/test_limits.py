@@ -22,7 +22,8 @@ def test_hanging(workers):
     print(said)
     outcomes = re.findall(r"^(PASSED|FAILED|ERROR) tests/harness/hanging.py::(\w+)", said, re.M)
     assert set(outcomes) == {("FAILED", "test_monitor"), ("PASSED", "test_next"), ("FAILED", "test_thread"),
-                             ("FAILED", "test_process"), ("ERROR", "test_setup")}
+                             ("FAILED", "test_process"), ("ERROR", "test_setup"),
+                             ("FAILED", "test_teardown"), ("ERROR", "test_teardown")}
     # Of both QEMUs, and of the one whose guest has both
     assert len(re.findall(r"^E +\d+ CPU 0/KVM: \w+", said, re.M)) == 2
     logs = Path(search(r"logs of this test's QEMUs and guest: (\S+);", said)[1])

@@ -13,11 +13,11 @@ from tests.lab.lab import RUNNING, CommandFailed, Lab, LabError, Place
 from tests.lab.paths import PATIENCE
 
 SLOWER = PATIENCE / 3       # than without a sanitizer
-TEARDOWN_S = 100
 # To keep logs, before the first-level machine is ended, which ends all that waits for it; and then again.
 UNWIND_S = 60
 LOOK_S = 20
 PASSED = pytest.StashKey[bool]()
+LIMIT_S = pytest.StashKey[float]()
 
 
 def threads(place: Place, processes: str) -> str:
@@ -76,8 +76,10 @@ def passed(item: pytest.Item) -> bool:
     return item.stash.get(PASSED, False)
 
 
-def begin(item: pytest.Item, seconds: float) -> None:
-    seconds *= SLOWER
+def begin(item: pytest.Item, seconds: float | None = None) -> None:
+    """The limit, or the same once more; --timeout=0: none."""
+    if seconds:
+        item.stash[LIMIT_S] = seconds * SLOWER
 
     def stop(number: int, frame: FrameType | None) -> None:
         if passed(item):
@@ -85,10 +87,10 @@ def begin(item: pytest.Item, seconds: float) -> None:
                 assert lab.process
                 lab.process.kill()
         item.stash[PASSED] = True
-        pytest.fail(f"no end after {seconds:g} s\n{where_they_stand()}")
+        pytest.fail(f"no end after {item.stash[LIMIT_S]:g} s\n{where_they_stand()}")
 
     signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, UNWIND_S * SLOWER)
+    signal.setitimer(signal.ITIMER_REAL, item.stash.get(LIMIT_S, 0), UNWIND_S * SLOWER)
 
 
 def end() -> None:
