@@ -79,8 +79,9 @@ void report_timers(uint32_t cpu, uint32_t move)
             t->reported = true;
             print("{\"event\": \"timer\", \"cpu\": %u, \"timer\": \"%s\", "
                   "\"deadline\": %u, \"at_" CLOCK_0 "\": %u, \"at_" CLOCK_1 "\": %u, "
-                  "\"khz\": %u}\n", (uint64_t)cpu, names[i], t->deadline,
-                  t->at.clock[0], t->at.clock[1], measure_khz());
+                  "\"khz\": %u, \"move\": %u}\n", (uint64_t)cpu, names[i],
+                  t->deadline, t->at.clock[0], t->at.clock[1], measure_khz(),
+                  (uint64_t)move);
         }
     }
 }
