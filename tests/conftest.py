@@ -33,13 +33,13 @@ def pytest_configure(config):
 
 def needless(items):
     """Of the second interface's cases those without exits, and the slow ones of functions that have others."""
-    both = [item for item in items if "by" in item.fixturenames and item.callspec.params.get("exits") != "off"]
-    first = [item for item in both if item.callspec.params["by"] != SECOND]
+    both = [item for item in items if "by" in getattr(getattr(item, "callspec", None), "params", ())]
+    first = [item for item in both if item.callspec.params["by"] == FIRST
+             and item.callspec.params.get("exits") != "off"]
     quick = {item.function for item in first if not item.get_closest_marker("slow")}
     twice = {(item.function, item.name.replace(FIRST, SECOND)) for item in first
              if item.function not in quick or not item.get_closest_marker("slow")}
-    return {item for item in items if "by" in item.fixturenames and item.callspec.params["by"] == SECOND
-            and (item.function, item.name) not in twice}
+    return {item for item in both if item.callspec.params["by"] == SECOND and (item.function, item.name) not in twice}
 
 
 @pytest.hookimpl(tryfirst=True)

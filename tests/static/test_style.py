@@ -8,7 +8,7 @@ from tests.lab.paths import ROOT
 
 def run(*command):
     done = subprocess.run([str(word) for word in command], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
