@@ -25,8 +25,9 @@ def threads(place: Place, processes: str) -> str:
     return place.run(SCRIPT.format(processes), timeout=LOOK_S).output.rstrip()
 
 
-SCRIPT = """for p in {}; do for t in /proc/$p/task/*; do
-echo "  $p $(cat $t/comm): $(cat $t/wchan), $(sed 's/.*) //; s/ .*//' $t/stat)"; sed 's/^\\[<0>\\]/     /' $t/stack
+SCRIPT = """for p in {}; do name=$(tr '\\0' ' ' </proc/$p/cmdline | sed 's/.* -name \\([^ ,]*\\).*/\\1/')
+for t in /proc/$p/task/*; do
+echo "  $name: $(cat $t/comm): $(cat $t/wchan), $(sed 's/.*) //; s/ .*//' $t/stat)"; sed 's/^\\[<0>\\]/     /' $t/stack
 done; done 2>/dev/null; true"""
 QEMUS = "$(grep -l ^qemu-system /proc/[0-9]*/comm | cut -d / -f 3)"
 
