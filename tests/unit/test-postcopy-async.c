@@ -1,5 +1,5 @@
 /*
- * Unit test of migration/postcopy-async.c
+ * Unit test of migration/postcopy/async-tokens.c
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -7,7 +7,7 @@
 #include "qemu/osdep.h"
 #include "qemu/atomic.h"
 #include "qemu/timer.h"
-#include "../migration/postcopy-async.h"
+#include "../migration/postcopy/async-tokens.h"
 
 #define PAGE 4096
 #define PAGES 4096
@@ -144,16 +144,24 @@ static void send_and_take(Fixture *f, uint32_t number)
     postcopy_async_taken(f->v);
 }
 
+static unsigned outstanding(PostcopyAsyncVCPU *v)
+{
+    PostcopyAsyncStats stats = { };
+
+    postcopy_async_count(v, &stats);
+    return stats.outstanding;
+}
+
 static void test_page_comes_after(Fixture *f, gconstpointer data)
 {
     uint32_t number = announce(f, 1);
 
     no_token_is_sent(f);
-    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 1);
+    g_assert_cmpuint(outstanding(f->v), ==, 1);
     come(f->r, 1);
     g_assert_cmpuint(f->kicks, ==, 1);
     send_and_take(f, number);
-    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 0);
+    g_assert_cmpuint(outstanding(f->v), ==, 0);
     no_token_is_sent(f);
 }
 
@@ -176,7 +184,7 @@ static void test_page_comes_while_it_is_announced(Fixture *f,
 
     g_assert_false(postcopy_async_come(t));
     /* All pages have come, but nothing may end yet */
-    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 0);
+    g_assert_cmpuint(outstanding(f->v), ==, 0);
     g_assert_false(postcopy_async_idle(f->v));
     /* The guest has the exception already, but the core does not know */
     come(f->r, 1);
@@ -209,7 +217,7 @@ static void test_withdraw(Fixture *f, gconstpointer data)
 
     /* Its page has not come */
     g_assert_true(postcopy_async_withdraw(f->v, missing));
-    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 0);
+    g_assert_cmpuint(outstanding(f->v), ==, 0);
     g_assert_false(postcopy_async_idle(f->v));
     number = announce(f, 2);
     come(f->r, 2);
@@ -311,7 +319,7 @@ static void test_forget(Fixture *f, gconstpointer data)
     come(f->r, 2);
     postcopy_async_forget(f->v);
     no_token_is_sent(f);
-    g_assert_cmpuint(postcopy_async_outstanding(f->v), ==, 0);
+    g_assert_cmpuint(outstanding(f->v), ==, 0);
 
     /* The guest begins anew */
     number = announce(f, 4);
@@ -514,12 +522,12 @@ static void test_threads(void)
         place_all(r);
         for (unsigned i = 0; i < VCPUS; i++) {
             Guest *g = &guests[i];
-            PostcopyAsyncCounts counts = { };
+            PostcopyAsyncStats counts = { };
 
             qemu_thread_join(&g->thread);
             postcopy_async_count(g->v, &counts);
             g_assert_cmpuint(counts.announced, ==, g->announced);
-            g_assert_cmpuint(counts.halts, ==, g->halts);
+            g_assert_cmpuint(counts.halted, ==, g->halts);
             g_assert_cmpuint(g->announced, ==, g->woken + g->lost_by_reset);
             announced += g->announced;
             g_hash_table_unref(g->sleeping);

@@ -1,5 +1,5 @@
 /*
- * Unit test of migration/postcopy-mirror.c: which memory has a mirror, with
+ * Unit test of migration/postcopy/mirror.c: which memory has a mirror, with
  * which policy, and who gets memory for it
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
@@ -16,7 +16,7 @@
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "exec/page-vary.h"
-#include "../migration/postcopy-mirror.h"
+#include "../migration/postcopy/mirror.h"
 
 /* "Huge", so that every host has them */
 #define HUGE    (64 * KiB)

@@ -1,5 +1,5 @@
 /*
- * Unit test of migration/postcopy-place.c with the kernel's userfaultfd:
+ * Unit test of migration/postcopy/place.c with the kernel's userfaultfd:
  * nobody sleeps on, and nobody is woken without need
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
@@ -19,8 +19,8 @@
 #include "qemu/userfaultfd.h"
 #include "exec/cpu-common.h"
 #include "../migration/inject.h"
-#include "../migration/postcopy-mirror.h"
-#include "../migration/postcopy-place.h"
+#include "../migration/postcopy/mirror.h"
+#include "../migration/postcopy/place.h"
 
 /* Linux 5.11; enough for faults of this process's own threads */
 #ifndef UFFD_USER_MODE_ONLY

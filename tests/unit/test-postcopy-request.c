@@ -1,5 +1,5 @@
 /*
- * Unit test of migration/postcopy-request.c
+ * Unit test of migration/postcopy/request.c
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -9,7 +9,7 @@
 #include "qemu/atomic.h"
 #include "qemu/bitmap.h"
 #include "qemu/timer.h"
-#include "../migration/postcopy-request.h"
+#include "../migration/postcopy/request.h"
 
 #define PAGE 4096
 #define PAGES 512
@@ -133,7 +133,7 @@ static unsigned outstanding(PostcopyRequests *r, PostcopyOldest *oldest)
 static void test_once(void)
 {
     PostcopyRequests *r = setup();
-    PostcopyRequestCounts counts;
+    PostcopyFaultStats counts;
     PostcopyOldest oldest;
     unsigned pages[PAGES];
 
@@ -164,7 +164,7 @@ static void test_once(void)
     complete(r, 2);
     g_assert_true(postcopy_requests_wait_empty(r, 0));
 
-    postcopy_requests_counts(r, &counts);
+    postcopy_requests_stats(r, &counts);
     g_assert_cmpuint(counts.uffd, ==, 5);
     g_assert_cmpuint(counts.uffd_spurious, ==, 2);
     g_assert_cmpuint(counts.requests, ==, 2);
@@ -172,7 +172,7 @@ static void test_once(void)
     /* Pages 1 and 2 had waiters; faults on 1 and 3 were read late */
     g_assert_cmpuint(counts.wakes, ==, 4);
     g_assert_cmpuint(counts.wakes_saved, ==, 1);
-    g_assert_cmpuint(counts.bytes[POSTCOPY_PLACE_COPY], ==, 3 * PAGE);
+    g_assert_cmpuint(counts.copied_bytes, ==, 3 * PAGE);
     postcopy_requests_free(r);
 }
 
@@ -192,7 +192,7 @@ static void test_claim(void)
 {
     PostcopyRequests *r = setup();
     PostcopyPage page = page_of(0);
-    PostcopyRequestCounts counts;
+    PostcopyFaultStats counts;
     PostcopyWaiter waiter;
     bool uffd, vcpu;
 
@@ -215,7 +215,7 @@ static void test_claim(void)
     g_assert_true(postcopy_request_wait(r, &waiter));
     g_assert_false(claim(r, 0, &uffd, &vcpu));
 
-    postcopy_requests_counts(r, &counts);
+    postcopy_requests_stats(r, &counts);
     g_assert_cmpuint(counts.duplicates, ==, 2);
     postcopy_waiter_destroy(&waiter);
     postcopy_requests_free(r);
@@ -234,7 +234,7 @@ static void test_claim_run(void)
 {
     PostcopyRequests *r = setup();
     PostcopyPage first = page_of(4);
-    PostcopyRequestCounts counts;
+    PostcopyFaultStats counts;
     PostcopyWaiter waiter;
     PostcopyClaim claim;
 
@@ -276,9 +276,9 @@ static void test_claim_run(void)
     g_assert_cmpuint(claim_run(r, 21, 2, true, &claim), ==, 1);
     g_assert_true(claim.vcpu);
 
-    postcopy_requests_counts(r, &counts);
+    postcopy_requests_stats(r, &counts);
     g_assert_cmpuint(counts.duplicates, ==, 2);
-    g_assert_cmpuint(counts.bytes[POSTCOPY_PLACE_COPY], ==, 6 * PAGE);
+    g_assert_cmpuint(counts.copied_bytes, ==, 6 * PAGE);
     postcopy_requests_stop(r);
     postcopy_waiter_destroy(&waiter);
     postcopy_requests_free(r);
@@ -358,26 +358,32 @@ static void test_defer(void)
 static void test_again(void)
 {
     PostcopyRequests *r = setup();
-    PostcopyRequestCounts counts;
-    PostcopyMeter meter;
+    PostcopyFaultStats counts;
+    PostcopyMeter meter, next;
 
     for (int i = 0; i < 1000; i++) {
         begin_by(r, 1, NULL, 77);
         begin_by(r, 1, NULL, 78);
     }
     complete(r, 1);
-    postcopy_requests_counts(r, &counts);
+    postcopy_requests_stats(r, &counts);
     g_assert_cmpuint(counts.uffd, ==, 2);
     g_assert_cmpuint(counts.requests, ==, 1);
     postcopy_requests_meter(r, &meter);
+    /* The next postcopy counts anew, and what was copied stays */
+    postcopy_requests_stop(r);
+    postcopy_requests_start(r);
+    postcopy_requests_meter(r, &next);
+    g_assert_cmpuint(next.others.count, ==, 0);
     g_assert_cmpuint(meter.others.count, ==, 2);
+    postcopy_meter_destroy(&next);
     postcopy_meter_destroy(&meter);
     postcopy_requests_free(r);
 }
 
 static void test_meter(void)
 {
-    PostcopyMeter meter, copy;
+    PostcopyMeter meter;
 
     postcopy_meter_init(&meter);
     g_assert_cmpuint(postcopy_meter_mean(&meter), ==, 0);
@@ -385,21 +391,16 @@ static void test_meter(void)
     postcopy_meter_add(&meter, 2, 1999);
     postcopy_meter_add(&meter, -1, 2000);
     postcopy_meter_add(&meter, -1, UINT64_MAX / 8);
-    postcopy_meter_copy(&copy, &meter);
-    postcopy_meter_reset(&meter);
-    g_assert_cmpuint(meter.dist[0], ==, 0);
-    g_assert_cmpuint(meter.vcpus->len, ==, 0);
-    g_assert_cmpuint(copy.dist[0], ==, 2);
-    g_assert_cmpuint(copy.dist[1], ==, 1);
-    g_assert_cmpuint(copy.dist[POSTCOPY_METER_BUCKETS - 1], ==, 1);
-    g_assert_cmpuint(copy.vcpus->len, ==, 3);
-    g_assert_cmpuint(postcopy_latency_mean(&g_array_index(copy.vcpus,
+    g_assert_cmpuint(meter.dist[0], ==, 2);
+    g_assert_cmpuint(meter.dist[1], ==, 1);
+    g_assert_cmpuint(meter.dist[POSTCOPY_METER_BUCKETS - 1], ==, 1);
+    g_assert_cmpuint(meter.vcpus->len, ==, 3);
+    g_assert_cmpuint(postcopy_latency_mean(&g_array_index(meter.vcpus,
                                                           PostcopyLatency, 1)),
                      ==, 0);
-    g_assert_cmpuint(postcopy_latency_mean(&g_array_index(copy.vcpus,
+    g_assert_cmpuint(postcopy_latency_mean(&g_array_index(meter.vcpus,
                                                           PostcopyLatency, 2)),
                      ==, 999);
-    postcopy_meter_destroy(&copy);
     postcopy_meter_destroy(&meter);
 }
 
@@ -436,7 +437,7 @@ static void *wait_fn(void *opaque)
 static void test_waiters(void)
 {
     PostcopyRequests *r = setup();
-    PostcopyRequestCounts counts;
+    PostcopyFaultStats counts;
     PostcopyMeter meter;
     QemuThread threads[VCPUS];
     Wait waits[VCPUS];
@@ -456,7 +457,7 @@ static void test_waiters(void)
         postcopy_waiter_destroy(&waits[i].waiter);
     }
 
-    postcopy_requests_counts(r, &counts);
+    postcopy_requests_stats(r, &counts);
     g_assert_cmpuint(counts.exits, ==, VCPUS);
     g_assert_cmpuint(counts.requests, ==, 1);
     postcopy_requests_meter(r, &meter);
@@ -492,7 +493,7 @@ static void test_ahead(void)
 {
     PostcopyRequests *r = setup();
     PostcopyPage first = page_of(8), missed = page_of(10);
-    PostcopyRequestCounts counts;
+    PostcopyFaultStats counts;
     g_autoptr(GArray) list = NULL;
     PostcopyOldest oldest;
     PostcopyClaim claim;
@@ -514,7 +515,7 @@ static void test_ahead(void)
 
         g_assert_cmpint(i < 2, ==, n == 10 || n == 11);
     }
-    postcopy_requests_counts(r, &counts);
+    postcopy_requests_stats(r, &counts);
     g_assert_cmpuint(counts.requests, ==, 1);
     g_assert_cmpuint(counts.ahead, ==, 3);
     g_assert_cmpuint(counts.ahead_missed, ==, 1);
@@ -595,7 +596,7 @@ static void test_wait_empty(void)
 static void test_kick(void)
 {
     PostcopyRequests *r = setup();
-    PostcopyRequestCounts counts;
+    PostcopyFaultStats counts;
     QemuThread thread;
     Wait w = { .r = r };
     unsigned pages[PAGES];
@@ -620,7 +621,7 @@ static void test_kick(void)
     complete(r, 1);
     g_assert_cmpint(begin(r, 1, &w.waiter), ==, POSTCOPY_PAGE_RECEIVED);
 
-    postcopy_requests_counts(r, &counts);
+    postcopy_requests_stats(r, &counts);
     g_assert_cmpuint(counts.exits, ==, 1);
     g_assert_cmpuint(counts.populated, ==, 1);
     g_assert_cmpuint(counts.requests, ==, 1);
@@ -750,7 +751,7 @@ static void test_stress(void)
         Stress s = { .r = setup(), .vcpus_left = VCPUS };
         QemuThread vcpus[VCPUS], kick, source;
         VCPU args[VCPUS];
-        PostcopyRequestCounts counts;
+        PostcopyFaultStats counts;
         unsigned asked = 0;
 
         g_assert_true(g_unix_open_pipe(s.wire, FD_CLOEXEC, NULL));
@@ -776,7 +777,7 @@ static void test_stress(void)
         wire_send(&s, PAGES);
         qemu_thread_join(&source);
 
-        postcopy_requests_counts(s.r, &counts);
+        postcopy_requests_stats(s.r, &counts);
         /* Each page that was asked for was asked for once, and by somebody */
         for (unsigned page = 0; page < PAGES; page++) {
             asked += mem.asked[page];

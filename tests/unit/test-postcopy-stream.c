@@ -5,7 +5,7 @@
  */
 
 #include "qemu/osdep.h"
-#include "../migration/postcopy-stream.h"
+#include "../migration/postcopy/stride.h"
 
 #define PAGES 100000
 

@@ -1,5 +1,5 @@
 /*
- * Unit test of migration/postcopy-turn.c
+ * Unit test of migration/postcopy/fetch-reader.c
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -7,7 +7,7 @@
 #include "qemu/osdep.h"
 #include "qemu/atomic.h"
 #include "qemu/lockable.h"
-#include "../migration/postcopy-turn.h"
+#include "../migration/postcopy/fetch-reader.h"
 
 #define PAGE 4096
 #define PAGES 512

@@ -1,5 +1,5 @@
 /*
- * Unit test of migration/snapshot-holes.c with the kernel's userfaultfd,
+ * Unit test of migration/snapshot/holes.c with the kernel's userfaultfd,
  * pagemap and files
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
@@ -14,7 +14,7 @@
 #include "qemu/userfaultfd.h"
 #include "exec/cpu-common.h"
 #include "exec/memory.h"
-#include "../migration/snapshot-holes.h"
+#include "../migration/snapshot/holes.h"
 
 #define SIZE    (8 * MiB)
 

@@ -30,7 +30,7 @@
 #define RP_REQ_PAGES_ID     4
 #define RP_RECV_BITMAP      5
 #define RP__MAX             8
-/* Of migration/postcopy-frame.h */
+/* Of migration/postcopy/fetch-wire.h */
 #define FRAME_PAGES         2
 #define FRAME_END           4
 #define FRAME_ALONG         5

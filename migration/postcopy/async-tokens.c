@@ -1,0 +1,323 @@
+/*
+ * Postcopy: pages that a vCPU does not wait for
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/lockable.h"
+#include "qemu/queue.h"
+#include "async-tokens.h"
+
+static void postcopy_token_free(PostcopyToken *t)
+{
+    if (t->vcpu->halted == t) {
+        t->vcpu->halted = NULL;
+    }
+    t->state = POSTCOPY_TOKEN_FREE;
+}
+
+static void postcopy_token_ready(PostcopyToken *t)
+{
+    PostcopyAsyncVCPU *v = t->vcpu;
+
+    t->state = POSTCOPY_TOKEN_READY;
+    QSIMPLEQ_INSERT_TAIL(&v->ready, t, next);
+    qatomic_set(&v->pending, true);
+}
+
+static void postcopy_async_kick(PostcopyAsyncVCPU *v)
+{
+    if (v->kick) {
+        v->kick(v->opaque);
+    }
+}
+
+/* In the thread that has placed the page */
+static void postcopy_token_received(PostcopyWaiter *waiter)
+{
+    PostcopyToken *t = container_of(waiter, PostcopyToken, waiter);
+    PostcopyAsyncVCPU *v = t->vcpu;
+
+    QEMU_LOCK_GUARD(&v->lock);
+    switch (t->state) {
+    case POSTCOPY_TOKEN_ASKED:
+        /* The vCPU's thread looks, after it has announced it or before */
+        t->come = true;
+        break;
+    case POSTCOPY_TOKEN_HALTED:
+        if (v->halted == t) {
+            postcopy_async_kick(v);
+        }
+        postcopy_token_free(t);
+        break;
+    case POSTCOPY_TOKEN_ANNOUNCED:
+        postcopy_token_ready(t);
+        postcopy_async_kick(v);
+        break;
+    case POSTCOPY_TOKEN_GIVEN_UP:
+        postcopy_token_free(t);
+        break;
+    default:
+        g_assert_not_reached();
+    }
+}
+
+PostcopyAsyncVCPU *postcopy_async_vcpus_new(unsigned n)
+{
+    PostcopyAsyncVCPU *vcpus = g_new0(PostcopyAsyncVCPU, n);
+
+    for (unsigned i = 0; i < n; i++) {
+        PostcopyAsyncVCPU *v = &vcpus[i];
+
+        qemu_mutex_init(&v->lock);
+        QSIMPLEQ_INIT(&v->ready);
+        for (unsigned j = 0; j < POSTCOPY_ASYNC_TOKENS; j++) {
+            postcopy_waiter_init(&v->tokens[j].waiter);
+            v->tokens[j].waiter.come = postcopy_token_received;
+            v->tokens[j].vcpu = v;
+        }
+    }
+    return vcpus;
+}
+
+void postcopy_async_attach(PostcopyAsyncVCPU *v, unsigned id,
+                           void (*kick)(void *opaque), void *opaque)
+{
+    assert(id <= POSTCOPY_ASYNC_MAX_ID);
+    QEMU_LOCK_GUARD(&v->lock);
+    v->id = id;
+    v->kick = kick;
+    v->opaque = opaque;
+}
+
+void postcopy_async_detach(PostcopyAsyncVCPU *v)
+{
+    postcopy_async_forget(v);
+    postcopy_async_attach(v, 0, NULL, NULL);
+}
+
+PostcopyToken *postcopy_async_get(PostcopyAsyncVCPU *v, void *host)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
+        unsigned index = (v->hint + i) % POSTCOPY_ASYNC_TOKENS;
+        PostcopyToken *t = &v->tokens[index];
+
+        if (t->state == POSTCOPY_TOKEN_FREE) {
+            t->state = POSTCOPY_TOKEN_ASKED;
+            t->come = false;
+            t->host = host;
+            t->number = (uint32_t)v->generation << 30 | index << 24 |
+                        v->id << 12 | 0xfff;
+            v->hint = (index + 1) % POSTCOPY_ASYNC_TOKENS;
+            v->generation = (v->generation + !v->hint) % 4;
+            return t;
+        }
+    }
+    return NULL;
+}
+
+void postcopy_async_put(PostcopyToken *t)
+{
+    QEMU_LOCK_GUARD(&t->vcpu->lock);
+    assert(t->state == POSTCOPY_TOKEN_ASKED);
+    postcopy_token_free(t);
+}
+
+bool postcopy_async_come(PostcopyToken *t)
+{
+    QEMU_LOCK_GUARD(&t->vcpu->lock);
+    return t->come;
+}
+
+void postcopy_async_announced(PostcopyToken *t, bool told)
+{
+    PostcopyAsyncVCPU *v = t->vcpu;
+
+    QEMU_LOCK_GUARD(&v->lock);
+    assert(t->state == POSTCOPY_TOKEN_ASKED);
+    if (told) {
+        v->counts.announced++;
+        v->outstanding++;
+        t->state = POSTCOPY_TOKEN_ANNOUNCED;
+        if (t->come) {
+            /* This thread enters the guest next, and sends it then */
+            postcopy_token_ready(t);
+        }
+    } else if (t->come) {
+        postcopy_token_free(t);
+    } else {
+        t->state = POSTCOPY_TOKEN_GIVEN_UP;
+    }
+}
+
+bool postcopy_async_withdraw(PostcopyAsyncVCPU *v, uint32_t number)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
+        PostcopyToken *t = &v->tokens[i];
+
+        if (t->number != number) {
+            continue;
+        }
+        if (t->state == POSTCOPY_TOKEN_ANNOUNCED) {
+            t->state = POSTCOPY_TOKEN_GIVEN_UP;
+        } else if (t->state == POSTCOPY_TOKEN_READY) {
+            QSIMPLEQ_REMOVE(&v->ready, t, PostcopyToken, next);
+            qatomic_set(&v->pending, !QSIMPLEQ_EMPTY(&v->ready));
+            postcopy_token_free(t);
+        } else {
+            return false;
+        }
+        v->counts.announced--;
+        v->outstanding--;
+        return true;
+    }
+    return false;
+}
+
+bool postcopy_async_halt(PostcopyToken *t)
+{
+    PostcopyAsyncVCPU *v = t->vcpu;
+
+    QEMU_LOCK_GUARD(&v->lock);
+    if (t->state == POSTCOPY_TOKEN_ASKED) {
+        if (t->come) {
+            postcopy_token_free(t);
+            return false;
+        }
+        t->state = POSTCOPY_TOKEN_HALTED;
+        v->counts.halts++;
+    } else if (t->state != POSTCOPY_TOKEN_HALTED) {
+        /* It came since postcopy_async_halted() */
+        return false;
+    }
+    v->halted = t;
+    return true;
+}
+
+PostcopyToken *postcopy_async_halted(PostcopyAsyncVCPU *v, void *host)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
+        PostcopyToken *t = &v->tokens[i];
+
+        if (t->state == POSTCOPY_TOKEN_HALTED && t->host == host) {
+            return t;
+        }
+    }
+    return NULL;
+}
+
+bool postcopy_async_pending(PostcopyAsyncVCPU *v)
+{
+    return qatomic_read(&v->pending);
+}
+
+uint32_t postcopy_async_next(PostcopyAsyncVCPU *v)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    return QSIMPLEQ_EMPTY(&v->ready) ? 0 : QSIMPLEQ_FIRST(&v->ready)->number;
+}
+
+void postcopy_async_slot_busy(PostcopyAsyncVCPU *v)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    v->counts.slot_busy++;
+}
+
+static void postcopy_async_free_sent(PostcopyAsyncVCPU *v)
+{
+    if (v->sent) {
+        postcopy_token_free(v->sent);
+        v->sent = NULL;
+        v->outstanding--;
+    }
+}
+
+void postcopy_async_taken(PostcopyAsyncVCPU *v)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    postcopy_async_free_sent(v);
+}
+
+void postcopy_async_sent(PostcopyAsyncVCPU *v)
+{
+    PostcopyToken *t;
+
+    QEMU_LOCK_GUARD(&v->lock);
+    t = QSIMPLEQ_FIRST(&v->ready);
+    if (!t) {
+        /* Forgotten meanwhile: the guest is about to be reset */
+        return;
+    }
+    postcopy_async_free_sent(v);
+    QSIMPLEQ_REMOVE_HEAD(&v->ready, next);
+    qatomic_set(&v->pending, !QSIMPLEQ_EMPTY(&v->ready));
+    t->state = POSTCOPY_TOKEN_SENT;
+    v->sent = t;
+    v->counts.sent++;
+}
+
+void postcopy_async_forget(PostcopyAsyncVCPU *v)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
+        PostcopyToken *t = &v->tokens[i];
+
+        switch (t->state) {
+        case POSTCOPY_TOKEN_ANNOUNCED:
+            t->state = POSTCOPY_TOKEN_GIVEN_UP;
+            v->counts.forgotten++;
+            break;
+        case POSTCOPY_TOKEN_READY:
+            v->counts.forgotten++;
+            postcopy_token_free(t);
+            break;
+        case POSTCOPY_TOKEN_SENT:
+            postcopy_token_free(t);
+            break;
+        default:
+            break;
+        }
+    }
+    QSIMPLEQ_INIT(&v->ready);
+    v->sent = NULL;
+    v->outstanding = 0;
+    qatomic_set(&v->pending, false);
+}
+
+void postcopy_async_refused(PostcopyAsyncVCPU *v, PostcopyAsyncRefusal why)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    v->counts.refused[why]++;
+}
+
+bool postcopy_async_idle(PostcopyAsyncVCPU *v)
+{
+    QEMU_LOCK_GUARD(&v->lock);
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
+        if (v->tokens[i].state != POSTCOPY_TOKEN_FREE) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void postcopy_async_count(PostcopyAsyncVCPU *v, PostcopyAsyncStats *stats)
+{
+    uint64_t *refused = v->counts.refused;
+
+    QEMU_LOCK_GUARD(&v->lock);
+    stats->announced += v->counts.announced;
+    stats->delivered += v->counts.sent;
+    stats->forgotten += v->counts.forgotten;
+    stats->outstanding += v->outstanding;
+    stats->slot_busy += v->counts.slot_busy;
+    stats->refused_kernel += refused[POSTCOPY_ASYNC_KERNEL];
+    stats->refused_event += refused[POSTCOPY_ASYNC_EVENT];
+    stats->refused_busy += refused[POSTCOPY_ASYNC_BUSY];
+    stats->refused_without += refused[POSTCOPY_ASYNC_WITHOUT];
+    stats->halted += v->counts.halts;
+}

@@ -1,0 +1,272 @@
+/*
+ * Postcopy: vCPUs that do not wait for missing pages
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "exec/address-spaces.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "hw/boards.h"
+#include "system/cpus.h"
+#include "qapi/qapi-types-migration.h"
+#include "migration/inject.h"
+#include "migration/options.h"
+#include "migration/ram.h"
+#include "async-tokens.h"
+#include "fault.h"
+#include "incoming.h"
+#include "trace.h"
+
+/*
+ * The architecture's, so there is one for the process.  Set before the machine
+ * runs; NULL where guests cannot be told.
+ */
+static const PostcopyAsyncOps *async_ops;
+
+/*
+ * ASYNC_RUNNING: guests are told of missing pages.  ASYNC_DRAINING: all pages
+ * have been received, and guests may not know that yet.
+ */
+enum { ASYNC_OFF, ASYNC_RUNNING, ASYNC_DRAINING };
+
+/* Made before the first vCPU runs on the destination, never freed */
+struct PostcopyAsync {
+    /* By cpu_index */
+    PostcopyAsyncVCPU *vcpus;
+    unsigned vcpus_num;
+    /* Atomic */
+    int state;
+};
+
+static struct PostcopyAsync *async_get(void)
+{
+    return migration_incoming_get_current()->postcopy->async;
+}
+
+PostcopyAsyncVCPU *postcopy_async_vcpu(CPUState *cpu)
+{
+    struct PostcopyAsync *a = async_get();
+
+    if (!a || qatomic_read(&a->state) == ASYNC_OFF) {
+        return NULL;
+    }
+    return &a->vcpus[cpu->cpu_index];
+}
+
+void postcopy_async_start(MigrationIncomingState *mis)
+{
+    struct PostcopyAsync *a = mis->postcopy->async;
+    g_autoptr(Error) err = NULL;
+
+    if (!async_ops) {
+        trace_postcopy_async_off("architecture");
+        return;
+    }
+    if (migrate_postcopy_async_pf() == POSTCOPY_ASYNC_PF_OFF) {
+        trace_postcopy_async_off("parameter");
+        return;
+    }
+    if (!async_ops->start(&err)) {
+        trace_postcopy_async_off(error_get_pretty(err));
+        return;
+    }
+    if (!a) {
+        a = g_new0(struct PostcopyAsync, 1);
+        a->vcpus_num = MACHINE(qdev_get_machine())->smp.max_cpus;
+        a->vcpus = postcopy_async_vcpus_new(a->vcpus_num);
+        mis->postcopy->async = a;
+    }
+    qatomic_set_mb(&a->state, ASYNC_RUNNING);
+}
+
+void postcopy_async_drained(void)
+{
+    struct PostcopyAsync *a = async_get();
+
+    if (!a || qatomic_read(&a->state) != ASYNC_DRAINING) {
+        return;
+    }
+    for (unsigned i = 0; i < a->vcpus_num; i++) {
+        if (!postcopy_async_idle(&a->vcpus[i])) {
+            return;
+        }
+    }
+    /*
+     * A vCPU that takes a token from now on is told that the page has been
+     * received, and gives it back.
+     */
+    if (qatomic_cmpxchg(&a->state, ASYNC_DRAINING, ASYNC_OFF) ==
+        ASYNC_DRAINING) {
+        trace_postcopy_async_drained();
+        async_ops->stop();
+    }
+}
+
+void postcopy_async_stop(MigrationIncomingState *mis)
+{
+    struct PostcopyAsync *a = mis->postcopy->async;
+
+    if (a && qatomic_cmpxchg(&a->state, ASYNC_RUNNING, ASYNC_DRAINING) ==
+        ASYNC_RUNNING) {
+        postcopy_async_drained();
+    }
+}
+
+static bool async_received(const PostcopyPage *page)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    return postcopy_requests_received(mis->postcopy->requests, page);
+}
+
+/* Whether the page of @gpa has been received; if not, it is *@page */
+static bool async_data_received(hwaddr gpa, PostcopyPage *page)
+{
+    hwaddr offset, len = 1;
+    PostcopyPage data;
+    MemoryRegion *mr;
+
+    RCU_READ_LOCK_GUARD();
+    mr = address_space_translate(&address_space_memory, gpa, &offset, &len,
+                                 true, MEMTXATTRS_UNSPECIFIED);
+    if (!memory_region_is_ram(mr)) {
+        return true;
+    }
+    data = postcopy_page(mr->ram_block, offset);
+    if (async_received(&data)) {
+        return true;
+    }
+    *page = data;
+    return false;
+}
+
+static void async_kick(void *opaque)
+{
+    /*
+     * A vCPU that waits for a page in QEMU is left alone: it cannot be told
+     * anything, and looks when it enters the guest.
+     *
+     * The token is pending before thread_kicked is read; the vCPU's thread
+     * clears thread_kicked, and then looks for tokens.
+     */
+    smp_mb();
+    cpus_kick_thread(opaque);
+}
+
+static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
+{
+    struct PostcopyAsync *a = async_get();
+    PostcopyAsyncVCPU *v;
+    PostcopyToken *t;
+    PostcopyAsyncRefusal why;
+    hwaddr data = 0;
+    bool halt = false, around;
+    void *host = page->host;
+
+    if (!a || qatomic_read(&a->state) != ASYNC_RUNNING ||
+        async_received(page)) {
+        return POSTCOPY_FAULT_WAIT;
+    }
+
+    v = &a->vcpus[cpu->cpu_index];
+    if (v->opaque != cpu) {
+        postcopy_async_attach(v, async_ops->id(cpu), async_kick, cpu);
+    }
+
+    why = async_ops->can(cpu, &halt, &data);
+    if (why == POSTCOPY_ASYNC_CAN && !async_data_received(data, page)) {
+        /* Once for each vCPU; as a wait in the kernel, it could not be ended */
+        trace_postcopy_async_data(cpu->cpu_index, data);
+        return POSTCOPY_FAULT_WAIT_FOR_ANOTHER;
+    }
+
+    around = why == POSTCOPY_ASYNC_KERNEL ||
+             (why == POSTCOPY_ASYNC_EVENT && async_ops->in_kernel(cpu));
+    t = postcopy_async_halted(v, host);
+    if (t) {
+        /* Back from an interrupt */
+        if (!halt) {
+            return POSTCOPY_FAULT_WAIT;
+        }
+        goto halted;
+    }
+    if (why != POSTCOPY_ASYNC_CAN && !halt) {
+        goto refused;
+    }
+    t = postcopy_async_get(v, host);
+    if (!t) {
+        why = POSTCOPY_ASYNC_BUSY;
+        goto refused;
+    }
+    if (postcopy_fault_begin(cpu, page, &t->waiter,
+                             why == POSTCOPY_ASYNC_CAN ? POSTCOPY_SEND_DEFERRED
+                             : around ? POSTCOPY_SEND_AROUND
+                             : POSTCOPY_SEND_NOW) == POSTCOPY_PAGE_RECEIVED) {
+        postcopy_async_put(t);
+        return POSTCOPY_FAULT_WAIT;
+    }
+
+    if (why == POSTCOPY_ASYNC_CAN) {
+        if (postcopy_async_come(t)) {
+            postcopy_async_announced(t, false);
+            return POSTCOPY_FAULT_ENTER;
+        }
+        why = async_ops->announce(cpu, t->number);
+        if (why == POSTCOPY_ASYNC_CAN) {
+            trace_postcopy_async_announced(cpu->cpu_index, t->number,
+                                           qemu_ram_get_idstr(page->rb),
+                                           page->start);
+            postcopy_async_announced(t, true);
+            migration_inject_hold("async-announced");
+            return POSTCOPY_FAULT_ENTER;
+        }
+        if (!halt) {
+            postcopy_async_announced(t, false);
+            goto refused;
+        }
+    }
+    trace_postcopy_async_refused(cpu->cpu_index, why, halt);
+    postcopy_async_refused(v, why);
+
+halted:
+    /* In this order: a page that comes from now on ends the halt */
+    if (!postcopy_async_halt(t)) {
+        return POSTCOPY_FAULT_ENTER;
+    }
+    return async_ops->halt(cpu) ? POSTCOPY_FAULT_ENTER : POSTCOPY_FAULT_WAIT;
+
+refused:
+    trace_postcopy_async_refused(cpu->cpu_index, why, halt);
+    postcopy_async_refused(v, why);
+    return around ? POSTCOPY_FAULT_WAIT_AROUND : POSTCOPY_FAULT_WAIT;
+}
+
+PostcopyFaultResult postcopy_async_fault(CPUState *cpu, PostcopyPage *page)
+{
+    PostcopyFaultResult result = async_serve(cpu, page);
+
+    /* All pages may have come while this had the last token */
+    postcopy_async_drained();
+    return result;
+}
+
+void postcopy_async_fill_info(MigrationIncomingState *mis, MigrationInfo *info)
+{
+    struct PostcopyAsync *a = mis->postcopy->async;
+
+    if (!a) {
+        return;
+    }
+    info->postcopy_async = g_new0(PostcopyAsyncStats, 1);
+    for (unsigned i = 0; i < a->vcpus_num; i++) {
+        postcopy_async_count(&a->vcpus[i], info->postcopy_async);
+    }
+}
+
+void postcopy_async_set_ops(const PostcopyAsyncOps *ops)
+{
+    async_ops = ops;
+}

@@ -1,0 +1,686 @@
+/*
+ * Postcopy: the two ways in which the destination learns of missing pages
+ *
+ * A vCPU that hits a missing page either leaves KVM_RUN, and asks and waits
+ * for the page by itself (KVM_MEM_EXIT_ON_MISSING); or it sleeps in the
+ * kernel, and the fault thread asks for it (userfaultfd).  The second way is
+ * always there, for whatever the first does not cover: QEMU's own threads,
+ * vhost, KVM's accesses on behalf of the guest.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "qapi/util.h"
+#include "qapi/qapi-types-migration.h"
+#include "qemu/bitmap.h"
+#include "qemu/coroutine.h"
+#include "qemu/error-report.h"
+#include "qemu/host-utils.h"
+#include "qemu/lockable.h"
+#include "qemu/madvise.h"
+#include "qemu/timer.h"
+#include "qemu/units.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "exec/target_page.h"
+#include "hw/boards.h"
+#include "hw/core/cpu.h"
+#include "system/kvm-exit-on-missing.h"
+#include "migration/inject.h"
+#include "migration/options.h"
+#include "migration/postcopy-ram.h"
+#include "migration/qemu-file.h"
+#include "migration/ram.h"
+#include "fault.h"
+#include "fetch.h"
+#include "incoming.h"
+#include "receive.h"
+#include "trace.h"
+
+/*
+ * How often in a second a vCPU may exit for the same page that is there.  It
+ * can be reclaimed, merged or sampled in between, but the kernel does so some
+ * times a second at most: more often means that something is wrong.
+ */
+#define POPULATE_RETRIES 100
+
+/*
+ * Pages that were received are populated together within such a window, which
+ * is the size of Linux's own fault-around.  More would save little, and give
+ * memory to more zero pages that the guest may never write to.
+ */
+#define POPULATE_WINDOW (64 * KiB)
+
+/*
+ * Pages around one that a guest's kernel has missed are requested within such a
+ * window.  Of the 400 pages that Linux's kernel missed in a postcopy, it still
+ * missed 180 with 64 KiB, and 120 with this.
+ */
+#define AROUND_WINDOW (256 * KiB)
+
+/* Requests that are sent by one system call, at most */
+#define POSTCOPY_FAULT_FLUSH 64
+
+/* How often the end of the stream looks whether a connection has broken */
+#define END_LOOK_MS 100
+
+/* ... and for the devices, if all memory has come before them */
+#define LOADING_LOOK_US 1000
+
+typedef struct PostcopyFaultVCPU {
+    PostcopyWaiter waiter;
+    /* Used by the vCPU's thread only */
+    void *populated;
+    int64_t populated_since;
+    unsigned repeats;
+} PostcopyFaultVCPU;
+
+static bool postcopy_fault_fetches(MigrationIncomingState *mis)
+{
+    return mis->postcopy->source == &postcopy_fetch_channels;
+}
+
+PostcopyPage postcopy_page(RAMBlock *rb, ram_addr_t offset)
+{
+    size_t size = qemu_ram_pagesize(rb);
+    ram_addr_t start = ROUND_DOWN(offset, size);
+
+    return (PostcopyPage) { rb, start, rb->host + start, size };
+}
+
+/* The same page, by the connection by which it is to be requested */
+static PostcopyPage postcopy_fault_page(MigrationIncomingState *mis,
+                                        const PostcopyPage *page)
+{
+    PostcopyPage missed = *page;
+
+    missed.channel = postcopy_fault_fetches(mis) ?
+                     postcopy_fetch_choose(mis, page) : 0;
+    return missed;
+}
+
+static bool postcopy_fault_received(const PostcopyPage *page)
+{
+    /* Blocks that are not migrated have no bitmap and miss nothing */
+    return !page->rb->receivedmap ||
+           ramblock_recv_bitmap_test_byte_offset(page->rb, page->start);
+}
+
+static void postcopy_fault_set_received(const PostcopyPage *page)
+{
+    /* In this order: no vCPU exits for a page that it then finds received */
+    kvm_exit_on_missing_placed(page->rb, page->start, page->size);
+    ramblock_recv_bitmap_set_range(page->rb, page->host,
+                                   page->size / qemu_target_page_size());
+    mark_postcopy_blocktime_end((uintptr_t)page->host);
+}
+
+static void postcopy_fault_missed(const PostcopyPage *page, uint32_t tid)
+{
+    mark_postcopy_blocktime_begin((uintptr_t)page->host, tid, page->rb);
+}
+
+/* Under the lock: the fault thread ends after postcopy_requests_stop() */
+static void postcopy_fault_deferred(void)
+{
+    postcopy_fault_thread_notify(migration_incoming_get_current());
+}
+
+static const PostcopyRequestOps postcopy_fault_request_ops = {
+    .received = postcopy_fault_received,
+    .set_received = postcopy_fault_set_received,
+    .missed = postcopy_fault_missed,
+    .deferred = postcopy_fault_deferred,
+};
+
+void postcopy_fault_init(MigrationIncomingState *mis)
+{
+    struct PostcopyIncoming *postcopy = g_new0(struct PostcopyIncoming, 1);
+
+    postcopy->requests = postcopy_requests_new(&postcopy_fault_request_ops);
+    postcopy->fetch = postcopy_fetch_new(mis);
+    mis->postcopy = postcopy;
+}
+
+/*
+ * Returns 0, or negative errno.  The entry stays then, and recovery, which the
+ * thread that meets the broken connection begins, requests the page again.
+ */
+static int postcopy_fault_request(MigrationIncomingState *mis,
+                                  const PostcopyPage *page, bool more)
+{
+    int ret;
+
+    migration_inject_hold("postcopy-ask");
+    /*
+     * Discarded pages (via RamDiscardManager) are never migrated. On unlikely
+     * access, place a zeropage.
+     */
+    if (ramblock_page_is_discarded(page->rb, page->start)) {
+        ret = postcopy_receive_zero(mis, page);
+        if (ret) {
+            postcopy_fault_channel_broken(mis);
+        }
+        return ret;
+    }
+    return mis->postcopy->source->request(mis, page, more);
+}
+
+/* No vCPU waits in postcopy_fault_wait() for the answer to a request */
+static void postcopy_fault_receive(MigrationIncomingState *mis,
+                                   const PostcopyPage *page)
+{
+    if (postcopy_fault_fetches(mis)) {
+        postcopy_fetch_receive(mis, page->channel);
+    }
+}
+
+/* Returns whether the page itself has been requested, if that was to be done */
+static bool postcopy_fault_request_ahead(MigrationIncomingState *mis,
+                                         PostcopyPage *page,
+                                         const PostcopyFault *fault,
+                                         PostcopyPageState state)
+{
+    return postcopy_fault_fetches(mis) &&
+           postcopy_fetch_ahead(mis, page, fault,
+                                state == POSTCOPY_PAGE_REQUEST);
+}
+
+bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
+                         const PostcopyFault *fault)
+{
+    PostcopyPage missed = postcopy_fault_page(mis, page);
+    PostcopyPageState state;
+
+    state = postcopy_request_begin(mis->postcopy->requests, &missed, fault);
+    trace_postcopy_fault_uffd(qemu_ram_get_idstr(page->rb), page->start, state);
+    if (state == POSTCOPY_PAGE_RECEIVED) {
+        return true;
+    }
+    if (!postcopy_fault_request_ahead(mis, &missed, fault, state) &&
+        state == POSTCOPY_PAGE_REQUEST) {
+        /* If it cannot be sent, recovery sends it */
+        postcopy_fault_request(mis, &missed, fault->more);
+    }
+    postcopy_fault_receive(mis, &missed);
+    return false;
+}
+
+/*
+ * The page was received but KVM cannot map it: read-only in the host's page
+ * table (zero page, KSM), swapped out, or it came since the exit.
+ */
+static int postcopy_fault_populate(CPUState *cpu, PostcopyFaultVCPU *vf,
+                                   const PostcopyPage *page)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    const char *idstr = qemu_ram_get_idstr(page->rb);
+    PostcopyPage run = *page;
+    int64_t now = get_clock();
+
+    if (vf->populated != page->host ||
+        now - vf->populated_since > NANOSECONDS_PER_SECOND) {
+        vf->populated = page->host;
+        vf->populated_since = now;
+        vf->repeats = 0;
+    } else if (++vf->repeats > POPULATE_RETRIES) {
+        error_report("vCPU %d: KVM exits again and again for a page that is "
+                     "present: %s offset 0x" RAM_ADDR_FMT,
+                     cpu->cpu_index, idstr, page->start);
+        return -1;
+    }
+
+    trace_postcopy_fault_populate(cpu->cpu_index, idstr, page->start);
+    postcopy_requests_run(mis->postcopy->requests, &run,
+                          page->rb->postcopy_length, POPULATE_WINDOW);
+    if (qemu_madvise(run.host, run.size, QEMU_MADV_POPULATE_WRITE) &&
+        errno != EAGAIN && errno != EINTR) {
+        error_report("vCPU %d: cannot populate %s offset 0x" RAM_ADDR_FMT
+                     ": %s", cpu->cpu_index, idstr, run.start,
+                     strerror(errno));
+        return -1;
+    }
+    return 1;
+}
+
+/*
+ * Pages are sent once, only sooner: but not where the next request would wait
+ * behind them, at the background's rate.
+ */
+static void postcopy_fault_request_around(MigrationIncomingState *mis,
+                                          const PostcopyPage *page)
+{
+    PostcopyPage first = postcopy_page(page->rb,
+                                       ROUND_DOWN(page->start, AROUND_WINDOW));
+    ram_addr_t end = MIN(first.start + AROUND_WINDOW, page->rb->postcopy_length);
+    uint64_t mask;
+
+    if (page->size >= AROUND_WINDOW || page->start >= end ||
+        !(migrate_postcopy_preempt() || postcopy_fault_fetches(mis)) ||
+        /* Parts of such memory are never sent */
+        memory_region_has_ram_discard_manager(page->rb->mr)) {
+        return;
+    }
+    first.channel = page->channel;
+    mask = postcopy_requests_ahead(mis->postcopy->requests, &first, 1,
+                                   (end - first.start) / page->size);
+    trace_postcopy_fault_around(qemu_ram_get_idstr(page->rb), page->start,
+                                first.start, mask);
+    while (mask) {
+        PostcopyPage each = postcopy_page_at(&first, ctz64(mask));
+
+        mask &= mask - 1;
+        postcopy_fault_request(mis, &each, true);
+    }
+}
+
+static void postcopy_fault_send(MigrationIncomingState *mis,
+                                const PostcopyPage *page,
+                                PostcopyFaultSend send)
+{
+    if (send == POSTCOPY_SEND_DEFERRED) {
+        postcopy_request_defer(mis->postcopy->requests, page);
+        return;
+    }
+    /* If it cannot be sent, the wait lasts until recovery sends it */
+    if (!postcopy_fault_request(mis, page, send == POSTCOPY_SEND_AROUND) &&
+        send == POSTCOPY_SEND_AROUND) {
+        postcopy_fault_request_around(mis, page);
+        mis->postcopy->source->flush(mis);
+    }
+}
+
+PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
+                                       PostcopyWaiter *waiter,
+                                       PostcopyFaultSend send)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    PostcopyFault fault = {
+        .cpu = cpu->cpu_index,
+        .tid = cpu->thread_id,
+        .waiter = waiter,
+    };
+    PostcopyPage missed = postcopy_fault_page(mis, page);
+    PostcopyPageState state;
+
+    state = postcopy_request_begin(mis->postcopy->requests, &missed, &fault);
+    trace_postcopy_fault_exit(cpu->cpu_index, qemu_ram_get_idstr(page->rb),
+                              page->start, state);
+    if (state == POSTCOPY_PAGE_RECEIVED) {
+        return state;
+    }
+    migration_inject_hold("postcopy-exit");
+    if (!postcopy_fault_request_ahead(mis, &missed, &fault, state) &&
+        state == POSTCOPY_PAGE_REQUEST) {
+        postcopy_fault_send(mis, &missed, send);
+    }
+    /* What is read while one page is waited for is one channel's */
+    if (waiter->come || waiter->channel != missed.channel) {
+        postcopy_fault_receive(mis, &missed);
+    }
+    return state;
+}
+
+void postcopy_fault_send_deferred(MigrationIncomingState *mis)
+{
+    PostcopyPage page;
+    unsigned n = 0;
+
+    while (n < POSTCOPY_FAULT_FLUSH &&
+           postcopy_requests_next_deferred(mis->postcopy->requests, &page)) {
+        postcopy_fault_request(mis, &page, true);
+        postcopy_fault_receive(mis, &page);
+        n++;
+    }
+    mis->postcopy->source->flush(mis);
+    if (n == POSTCOPY_FAULT_FLUSH) {
+        /* The rest after what userfaultfd has, which must not starve */
+        postcopy_fault_thread_notify(mis);
+    }
+}
+
+static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
+                               PostcopyFaultSend send)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    PostcopyFaultVCPU *vf = &mis->postcopy->vcpus[cpu->cpu_index];
+    PostcopyPageState state;
+    bool placed;
+
+    state = postcopy_fault_begin(cpu, page, &vf->waiter, send);
+    if (state == POSTCOPY_PAGE_RECEIVED) {
+        return postcopy_fault_populate(cpu, vf, page);
+    }
+
+    vf->populated = NULL;
+
+    /*
+     * cpus_kick_thread() sets thread_kicked, then postcopy_fault_kick() is
+     * called.  Either that comes after postcopy_request_begin() has reset the
+     * waiter, or the reset has seen it, and this sees thread_kicked.
+     */
+    if (qatomic_read(&cpu->thread_kicked)) {
+        postcopy_waiter_kick(&vf->waiter);
+    }
+    if (postcopy_fault_fetches(mis)) {
+        postcopy_fetch_read(mis, &vf->waiter);
+    }
+    placed = postcopy_request_wait(mis->postcopy->requests, &vf->waiter);
+    trace_postcopy_fault_exit_end(cpu->cpu_index, placed);
+
+    /*
+     * In both cases back to KVM_RUN: it finds the page, or -EINTR so that the
+     * vCPU thread does what it was kicked for, and comes back after that.
+     */
+    return placed;
+}
+
+static int postcopy_fault_exit(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
+{
+    PostcopyPage page = postcopy_page(rb, offset);
+
+    switch (postcopy_async_fault(cpu, &page)) {
+    case POSTCOPY_FAULT_ENTER:
+        return 0;
+    case POSTCOPY_FAULT_WAIT_FOR_ANOTHER:
+        return MIN(postcopy_fault_wait(cpu, &page, POSTCOPY_SEND_NOW), 0);
+    case POSTCOPY_FAULT_WAIT_AROUND:
+        return postcopy_fault_wait(cpu, &page, POSTCOPY_SEND_AROUND);
+    default:
+        return postcopy_fault_wait(cpu, &page, POSTCOPY_SEND_NOW);
+    }
+}
+
+static void postcopy_fault_kick(CPUState *cpu)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    postcopy_waiter_kick(&mis->postcopy->vcpus[cpu->cpu_index].waiter);
+}
+
+static bool postcopy_fault_missing(RAMBlock *rb, unsigned long *bitmap)
+{
+    size_t size = qemu_real_host_page_size();
+    size_t pages = rb->postcopy_length / size;
+
+    if (!rb->receivedmap) {
+        return false;
+    }
+    if (size == qemu_target_page_size()) {
+        bitmap_complement(bitmap, rb->receivedmap, pages);
+        return true;
+    }
+    for (size_t i = 0; i < pages; i++) {
+        if (!ramblock_recv_bitmap_test_byte_offset(rb, i * size)) {
+            set_bit(i, bitmap);
+        }
+    }
+    return true;
+}
+
+static const KVMMissingOps postcopy_fault_missing_ops = {
+    .fault = postcopy_fault_exit,
+    .kick = postcopy_fault_kick,
+    .missing = postcopy_fault_missing,
+};
+
+static bool postcopy_fault_exits_available(Error **errp)
+{
+    if (!kvm_exit_on_missing_available(errp)) {
+        return false;
+    }
+    /* For pages that are there, but read-only; no length: just the question */
+    if (qemu_madvise(NULL, 0, QEMU_MADV_POPULATE_WRITE)) {
+        error_setg(errp, "the host kernel does not have MADV_POPULATE_WRITE, "
+                   "which came with Linux 5.14");
+        return false;
+    }
+    return true;
+}
+
+bool postcopy_fault_exits_check(Error **errp)
+{
+    ERRP_GUARD();
+    g_autoptr(Error) err = NULL;
+
+    /* Here also for "auto": the blackout has no time for the first look */
+    if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF ||
+        postcopy_fault_exits_available(&err) ||
+        migrate_postcopy_fault_exits() == ON_OFF_AUTO_AUTO) {
+        return true;
+    }
+    error_propagate(errp, g_steal_pointer(&err));
+    error_prepend(errp, "postcopy-fault-exits=on: ");
+    error_append_hint(errp, "Set postcopy-fault-exits to 'auto' or 'off', or "
+                      "run on a host kernel that has the feature.\n");
+    return false;
+}
+
+static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
+{
+    g_autoptr(Error) err = NULL;
+
+    if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF) {
+        trace_postcopy_fault_exits_off("parameter");
+        return;
+    }
+    if (migrate_rdma()) {
+        /* Nobody notes which pages it receives in precopy */
+        trace_postcopy_fault_exits_off("RDMA");
+        return;
+    }
+    if (!postcopy_fault_exits_available(&err)) {
+        trace_postcopy_fault_exits_off(error_get_pretty(err));
+        return;
+    }
+
+    if (!mis->postcopy->vcpus) {
+        unsigned max_cpus = MACHINE(qdev_get_machine())->smp.max_cpus;
+
+        mis->postcopy->vcpus = g_new0(PostcopyFaultVCPU, max_cpus);
+        for (unsigned i = 0; i < max_cpus; i++) {
+            postcopy_waiter_init(&mis->postcopy->vcpus[i].waiter);
+        }
+    }
+    if (!kvm_exit_on_missing_enable(&postcopy_fault_missing_ops, &err)) {
+        /* The guest has left the source: go on without */
+        warn_reportf_err(g_steal_pointer(&err),
+                         "postcopy uses userfaultfd alone: ");
+        return;
+    }
+    postcopy_async_start(mis);
+}
+
+void postcopy_fault_start(MigrationIncomingState *mis)
+{
+    mis->postcopy->source = postcopy_fetch_latch(mis) ?
+                            &postcopy_fetch_channels : &postcopy_return_path;
+    postcopy_requests_start(mis->postcopy->requests);
+    postcopy_fault_exits_enable(mis);
+    postcopy_watch_start(mis);
+}
+
+void postcopy_fault_stop(MigrationIncomingState *mis)
+{
+    postcopy_requests_stop(mis->postcopy->requests);
+    kvm_exit_on_missing_forget();
+}
+
+void postcopy_fault_end(MigrationIncomingState *mis)
+{
+    /*
+     * Both wait for vCPUs in KVM_RUN.  One that misses a page which never
+     * comes is there until userfaultfd lets go of the memory.
+     */
+    kvm_exit_on_missing_disable();
+    postcopy_async_stop(mis);
+}
+
+void postcopy_fault_hold(MigrationIncomingState *mis)
+{
+    qatomic_set(&mis->postcopy->hold_requests, true);
+}
+
+void postcopy_fault_ask_again(MigrationIncomingState *mis)
+{
+    g_autoptr(GArray) list = NULL;
+
+    /*
+     * In this order: who has found requests held has an entry by now, and who
+     * has not sends by itself.
+     */
+    WITH_QEMU_LOCK_GUARD(&mis->rp_mutex) {
+        qatomic_set(&mis->postcopy->hold_requests, false);
+    }
+    list = postcopy_requests_list(mis->postcopy->requests);
+    for (guint i = 0; i < list->len; i++) {
+        PostcopyPage *page = &g_array_index(list, PostcopyPage, i);
+        const char *idstr = qemu_ram_get_idstr(page->rb);
+
+        if (postcopy_fault_request(mis, page, true)) {
+            /* Broken once more; the next recovery sends it */
+            error_report("postcopy: cannot request again %s offset 0x"
+                         RAM_ADDR_FMT, idstr, page->start);
+            return;
+        }
+        postcopy_fault_receive(mis, page);
+        trace_postcopy_fault_ask_again(idstr, page->start);
+        if ((i + 1) % POSTCOPY_FAULT_FLUSH == 0) {
+            mis->postcopy->source->flush(mis);
+        }
+    }
+    mis->postcopy->source->flush(mis);
+}
+
+/*
+ * In the listen thread, which alone closes these files.  An error that another
+ * thread sets meanwhile, without a lock, is seen by the next look.
+ */
+static bool postcopy_fault_channel_is_broken(MigrationIncomingState *mis)
+{
+    return qemu_file_get_error(mis->from_src_file) ||
+           !mis->to_src_file || qemu_file_get_error(mis->to_src_file);
+}
+
+/*
+ * All that the source has sent has come.  Discarded pages are placed by the
+ * thread that misses them.
+ */
+static bool postcopy_fault_is_withheld(MigrationIncomingState *mis)
+{
+    g_autoptr(GArray) list = postcopy_requests_list(mis->postcopy->requests);
+
+    for (guint i = 0; i < list->len; i++) {
+        PostcopyPage *page = &g_array_index(list, PostcopyPage, i);
+
+        if (!ramblock_page_is_discarded(page->rb, page->start)) {
+            error_report("postcopy: the source has ended the stream without "
+                         "the page at offset 0x" RAM_ADDR_FMT " of %s",
+                         page->start, qemu_ram_get_idstr(page->rb));
+            return true;
+        }
+    }
+    return false;
+}
+
+int postcopy_fault_wait_end(MigrationIncomingState *mis)
+{
+    PostcopyState ps = postcopy_state_get();
+    int64_t late_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + POSTCOPY_LATE_MS;
+    bool ended = false;
+
+    if (!migrate_postcopy_ram() || qemu_in_coroutine() ||
+        ps < POSTCOPY_INCOMING_LISTENING || ps >= POSTCOPY_INCOMING_END) {
+        return 0;
+    }
+    if (mis->state == MIGRATION_STATUS_POSTCOPY_RECOVER) {
+        /* Requests are held, so the urgent channel has nobody who reads it */
+        error_report("postcopy: the source has ended the stream before it has "
+                     "resumed");
+        return -EIO;
+    }
+    while (true) {
+        ended = ended || mis->postcopy->source->wait_end(mis, END_LOOK_MS);
+        if (!ended && qemu_clock_get_ms(QEMU_CLOCK_REALTIME) >= late_ms) {
+            late_ms = INT64_MAX;
+            warn_report("postcopy: the source has ended the stream, but not "
+                        "all fetch channels, for %d s. If one is lost: "
+                        "migrate-pause, and recover", POSTCOPY_LATE_MS / 1000);
+        }
+        if (postcopy_state_get() == POSTCOPY_INCOMING_LISTENING) {
+            /* The main thread loads the devices, and may yet miss a page */
+            g_usleep(LOADING_LOOK_US);
+        } else if (ended &&
+                   postcopy_requests_wait_empty(mis->postcopy->requests,
+                                                END_LOOK_MS)) {
+            return 0;
+        }
+        /* Pages come in order on a channel: behind the last end, none comes */
+        if (postcopy_fault_channel_is_broken(mis) ||
+            (ended && !migrate_postcopy_preempt() &&
+             postcopy_fault_is_withheld(mis))) {
+            return -EIO;
+        }
+    }
+}
+
+void postcopy_fault_channel_broken(MigrationIncomingState *mis)
+{
+    /* from_src_file is the same socket, but has another lock */
+    QEMU_LOCK_GUARD(&mis->rp_mutex);
+    if (mis->to_src_file) {
+        qemu_file_shutdown(mis->to_src_file);
+    }
+}
+
+static void postcopy_fault_fill_latencies(MigrationInfo *info,
+                                          const PostcopyMeter *meter)
+{
+    uint64List **dist = &info->postcopy_latency_dist;
+    uint64List **vcpus = &info->postcopy_vcpu_latency;
+
+    info->has_postcopy_latency = true;
+    info->postcopy_latency = postcopy_meter_mean(meter);
+    info->has_postcopy_non_vcpu_latency = true;
+    info->postcopy_non_vcpu_latency = postcopy_latency_mean(&meter->others);
+    info->has_postcopy_latency_dist = true;
+    for (unsigned i = 0; i < POSTCOPY_METER_BUCKETS; i++) {
+        QAPI_LIST_APPEND(dist, meter->dist[i]);
+    }
+    info->has_postcopy_vcpu_latency = true;
+    for (guint i = 0; i < meter->vcpus->len; i++) {
+        PostcopyLatency *l = &g_array_index(meter->vcpus, PostcopyLatency, i);
+
+        QAPI_LIST_APPEND(vcpus, postcopy_latency_mean(l));
+    }
+}
+
+void postcopy_fault_fill_info(MigrationInfo *info)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    PostcopyFaultStats *stats;
+    PostcopyOldest oldest;
+    PostcopyMeter meter;
+
+    if (postcopy_state_get() < POSTCOPY_INCOMING_LISTENING) {
+        return;
+    }
+    stats = g_new0(PostcopyFaultStats, 1);
+    postcopy_requests_stats(mis->postcopy->requests, stats);
+    stats->awaited = postcopy_requests_outstanding(mis->postcopy->requests,
+                                                   &oldest);
+    if (stats->awaited) {
+        stats->oldest = g_new0(PostcopyAwaitedPage, 1);
+        stats->oldest->ramblock = g_strdup(qemu_ram_get_idstr(oldest.page.rb));
+        stats->oldest->offset = oldest.page.start;
+        stats->oldest->wait_ms = oldest.age_ns / SCALE_MS;
+    }
+    info->postcopy_faults = stats;
+    postcopy_async_fill_info(mis, info);
+
+    postcopy_requests_meter(mis->postcopy->requests, &meter);
+    postcopy_fault_fill_latencies(info, &meter);
+    postcopy_meter_destroy(&meter);
+}

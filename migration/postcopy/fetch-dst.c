@@ -1,0 +1,371 @@
+/*
+ * Postcopy: fetch channels, on the destination
+ *
+ * Whoever misses a page writes its request to the page's channel.  A vCPU that
+ * waits then reads what comes back, places it, and wakes who else waits; if
+ * there is none, the channel's thread does.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/error-report.h"
+#include "qemu/lockable.h"
+#include "qemu/rcu.h"
+#include "qemu/units.h"
+#include "qapi/error.h"
+#include "qapi/qapi-types-migration.h"
+#include "qapi/util.h"
+#include "exec/ramblock.h"
+#include "exec/target_page.h"
+#include "hw/boards.h"
+#include "io/channel-socket.h"
+#include "migration/options.h"
+#include "migration/qemu-file.h"
+#include "migration/ram.h"
+#include "migration/yank_functions.h"
+#include "fault.h"
+#include "fetch-dst.h"
+#include "fetch.h"
+#include "incoming.h"
+#include "trace.h"
+
+/*
+ * Pages that lie so near each other are on the same channel, as long as the
+ * number of those in use stays: they come together, and are asked for together
+ */
+#define POSTCOPY_FETCH_REGION (64 * KiB)
+
+/*
+ * So many outstanding pages are left to one channel before another one is used:
+ * a thread that has more to do sleeps less often, and so does the source's
+ */
+#define POSTCOPY_FETCH_SHARE 4
+
+QEMU_BUILD_BUG_ON(POSTCOPY_REQUEST_CHANNELS < POSTCOPY_FETCH_CHANNELS_MAX);
+
+unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
+                               const PostcopyPage *page)
+{
+    uint64_t region = (uintptr_t)page->host / MAX(page->size,
+                                                  POSTCOPY_FETCH_REGION);
+    /* One more: this page */
+    unsigned n = postcopy_requests_number(mis->postcopy->requests) + 1;
+
+    /* Fibonacci hashing: what strides evenly uses all channels, too */
+    region *= 0x9e3779b97f4a7c15;
+    n = MIN(DIV_ROUND_UP(n, POSTCOPY_FETCH_SHARE), mis->postcopy->fetch->n);
+    return (region >> 32) % n;
+}
+
+int postcopy_fetch_send_request(MigrationIncomingState *mis, unsigned channel,
+                                const PostcopyFrame *request, bool more)
+{
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+    PostcopyFetchChannel *ch = &fetch->channels[channel];
+
+    QEMU_LOCK_GUARD(&ch->lock);
+    if (!ch->active) {
+        return -EIO;
+    }
+    stat64_add(&fetch->counts[channel].requests, 1);
+    postcopy_frame_put(ch->out, request, &ch->last);
+    return more ? 0 : qemu_fflush(ch->out);
+}
+
+static int postcopy_fetch_request(MigrationIncomingState *mis,
+                                  const PostcopyPage *page, bool more)
+{
+    PostcopyFetchChannel *ch = &mis->postcopy->fetch->channels[page->channel];
+    PostcopyFrame request = {
+        .type = POSTCOPY_FRAME_REQUEST,
+        .rb = page->rb,
+        .offset = page->start,
+        .length = page->size,
+        .along = page->alone ? 0 : qatomic_read(&ch->along),
+    };
+
+    return postcopy_fetch_send_request(mis, page->channel, &request, more);
+}
+
+static void postcopy_fetch_flush(MigrationIncomingState *mis)
+{
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+
+    for (unsigned i = 0; i < fetch->n; i++) {
+        PostcopyFetchChannel *ch = &fetch->channels[i];
+
+        QEMU_LOCK_GUARD(&ch->lock);
+        if (ch->active) {
+            qemu_fflush(ch->out);
+        }
+    }
+}
+
+void postcopy_fetch_receive(MigrationIncomingState *mis, unsigned channel)
+{
+    postcopy_turn_want(&mis->postcopy->fetch->channels[channel].turn);
+}
+
+static bool postcopy_fetch_wait_end(MigrationIncomingState *mis, int ms)
+{
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+
+    qatomic_set(&fetch->ending, true);
+    for (unsigned i = 0; i < fetch->n; i++) {
+        postcopy_fetch_receive(mis, i);
+    }
+    QEMU_LOCK_GUARD(&fetch->lock);
+    if (fetch->ended < fetch->n) {
+        qemu_cond_timedwait(&fetch->changed, &fetch->lock, ms);
+    }
+    return fetch->ended == fetch->n;
+}
+
+const PostcopySource postcopy_fetch_channels = {
+    .request = postcopy_fetch_request,
+    .flush = postcopy_fetch_flush,
+    .wait_end = postcopy_fetch_wait_end,
+};
+
+PostcopyFetch *postcopy_fetch_new(MigrationIncomingState *mis)
+{
+    PostcopyFetch *fetch = g_new0(PostcopyFetch, 1);
+
+    qemu_mutex_init(&fetch->lock);
+    qemu_cond_init(&fetch->changed);
+    for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
+        fetch->channels[i].mis = mis;
+        fetch->channels[i].id = i;
+        qemu_mutex_init(&fetch->channels[i].lock);
+        postcopy_turn_init(&fetch->channels[i].turn, postcopy_fetch_expected);
+    }
+    return fetch;
+}
+
+void postcopy_fetch_fill_counts(MigrationInfo *info,
+                                PostcopyFetchCounts *counts)
+{
+    PostcopyFetchStatsList **list;
+
+    info->postcopy_fetch = g_new0(PostcopyFetchInfo, 1);
+    list = &info->postcopy_fetch->channels;
+    for (unsigned i = 0; i < migrate_postcopy_fetch_channels(); i++) {
+        PostcopyFetchStats *stats = g_new0(PostcopyFetchStats, 1);
+
+        stats->requests = stat64_get(&counts[i].requests);
+        stats->pages = stat64_get(&counts[i].pages);
+        stats->zero_pages = stat64_get(&counts[i].zero_pages);
+        stats->frames = stat64_get(&counts[i].frames);
+        stats->along = stat64_get(&counts[i].along);
+        QAPI_LIST_APPEND(list, stats);
+    }
+}
+
+void postcopy_fetch_fill_info(MigrationInfo *info)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    MigrationState *s = migrate_get_current();
+
+    if (migrate_postcopy_fetch_channels() &&
+        !postcopy_fetch_fill_outgoing(s, info) &&
+        postcopy_state_get() >= POSTCOPY_INCOMING_LISTENING) {
+        postcopy_fetch_fill_counts(info, mis->postcopy->fetch->counts);
+    }
+}
+
+/* Connecting */
+
+bool postcopy_fetch_complete(MigrationIncomingState *mis)
+{
+    for (unsigned i = 0; i < migrate_postcopy_fetch_channels(); i++) {
+        if (!qatomic_read(&mis->postcopy->fetch->channels[i].in)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* With the channel's lock, and if it is not active */
+static void postcopy_fetch_close_channel(PostcopyFetchChannel *ch)
+{
+    QEMUFile *in = ch->in;
+
+    if (!in) {
+        return;
+    }
+    WITH_QEMU_LOCK_GUARD(&ch->mis->postcopy->fetch->lock) {
+        qatomic_set(&ch->in, NULL);
+    }
+    migration_ioc_unregister_yank_from_file(in);
+    qemu_fclose(in);
+    qemu_fclose(ch->out);
+    ch->out = NULL;
+    ch->last = NULL;
+}
+
+void postcopy_fetch_break_incoming(MigrationIncomingState *mis)
+{
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+
+    /* Not the channels' own locks: who writes to one that is full has them */
+    QEMU_LOCK_GUARD(&fetch->lock);
+    for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
+        QEMUFile *in = fetch->channels[i].in;
+
+        /* Its thread meets the end, and marks the QEMUFile by itself */
+        if (in) {
+            qio_channel_shutdown(qemu_file_get_ioc(in),
+                                 QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
+        }
+    }
+}
+
+static bool postcopy_fetch_is_there(PostcopyFetchChannel *ch, Error **errp)
+{
+    if (!qatomic_read(&ch->in)) {
+        return false;
+    }
+    error_setg(errp, "postcopy: fetch channel %u is there already", ch->id);
+    return true;
+}
+
+void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
+                                        QIOChannel *ioc, Error **errp)
+{
+    unsigned n = migrate_postcopy_fetch_channels();
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+    QEMUFile *main_channel = mis->from_src_file;
+    PostcopyFetchChannel *ch;
+    PostcopyHello hello;
+    unsigned id;
+
+    /*
+     * Who says nothing is waited for by this coroutine alone, in the thread
+     * that listens: for migrate-recover out of band that is the monitor's.
+     */
+    qio_channel_set_follow_coroutine_ctx(ioc, true);
+    if (qio_channel_set_blocking(ioc, false, errp) ||
+        qio_channel_read_all(ioc, (char *)&hello, sizeof(hello), errp)) {
+        return;
+    }
+    id = MIN(postcopy_hello_channel(&hello), n - 1);
+    if (!postcopy_hello_check(&hello, n, id, errp)) {
+        return;
+    }
+
+    ch = &fetch->channels[id];
+    /* postcopy_fetch_stop() closes what an attempt to recover has left */
+    if (postcopy_fetch_is_there(ch, errp)) {
+        /* Who sends by it, to a source that does not read, has the lock */
+        return;
+    }
+    WITH_QEMU_LOCK_GUARD(&ch->lock) {
+        if (postcopy_fetch_is_there(ch, errp)) {
+            return;
+        }
+        /* Who pauses takes the main channel away first, then closes these */
+        WITH_QEMU_LOCK_GUARD(&fetch->lock) {
+            if (!main_channel || mis->from_src_file != main_channel) {
+                error_setg(errp, "postcopy: fetch channel %u has outlived the "
+                           "main one", id);
+                return;
+            }
+            migration_ioc_register_yank(ioc);
+            qatomic_set(&ch->in, qemu_file_new_input(ioc));
+            ch->out = qemu_file_get_return_path(ch->in);
+        }
+        trace_postcopy_fetch_accept(id);
+        /*
+         * It has been read: the same, back, is the answer.  The source goes on
+         * when it has that, and other threads may send requests before this
+         * one is back from sending: the lock makes them wait, since two that
+         * send at once would break a TLS session.  The few bytes fit into the
+         * socket's buffer, so that nobody waits with the lock for long.
+         */
+        if (!qio_channel_set_blocking(ioc, true, errp)) {
+            qio_channel_write_all(ioc, (char *)&hello, sizeof(hello), errp);
+        }
+    }
+}
+
+/* Starting, and stopping */
+
+bool postcopy_fetch_latch(MigrationIncomingState *mis)
+{
+    mis->postcopy->fetch->n = migrate_postcopy_fetch_channels();
+    return mis->postcopy->fetch->n;
+}
+
+static void *postcopy_fetch_thread(void *opaque)
+{
+    PostcopyFetchChannel *ch = opaque;
+
+    rcu_register_thread();
+    if (!postcopy_fetch_receive_all(ch)) {
+        postcopy_fault_channel_broken(ch->mis);
+    }
+    rcu_unregister_thread();
+    return NULL;
+}
+
+bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
+{
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+
+    if (!postcopy_fetch_complete(mis)) {
+        error_setg(errp, "postcopy: the source has not opened all of its %u "
+                   "fetch channels", fetch->n);
+        return false;
+    }
+    if (fetch->n && !fetch->ahead) {
+        unsigned max_cpus = MACHINE(qdev_get_machine())->smp.max_cpus;
+
+        fetch->ahead = postcopy_fetch_ahead_new(max_cpus);
+    }
+    for (unsigned i = 0; i < fetch->n; i++) {
+        PostcopyFetchChannel *ch = &fetch->channels[i];
+        g_autofree char *name = g_strdup_printf("mig/dst/fetch%u", i);
+        QIOChannel *ioc = qemu_file_get_ioc(ch->in);
+
+        ch->frame = (PostcopyFrame) { };
+        ch->more = ch->ended = ch->failed = false;
+        ch->round_trip_ns = INT64_MAX;
+        qatomic_set(&ch->along, 0);
+        /* What TLS has read already, poll() does not know of */
+        postcopy_turn_start(&ch->turn,
+                            object_dynamic_cast(OBJECT(ioc),
+                                                TYPE_QIO_CHANNEL_SOCKET)
+                            ? QIO_CHANNEL_SOCKET(ioc)->fd : -1);
+        WITH_QEMU_LOCK_GUARD(&ch->lock) {
+            ch->active = true;
+        }
+        qemu_thread_create(&ch->thread, name, postcopy_fetch_thread, ch,
+                           QEMU_THREAD_JOINABLE);
+    }
+    return true;
+}
+
+void postcopy_fetch_stop(MigrationIncomingState *mis)
+{
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+
+    /* Who starts and stops is one thread at a time: active stays as it is */
+    postcopy_fetch_break_incoming(mis);
+    qatomic_set(&fetch->ending, true);
+    for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
+        PostcopyFetchChannel *ch = &fetch->channels[i];
+
+        if (ch->active) {
+            postcopy_turn_want(&ch->turn);
+            qemu_thread_join(&ch->thread);
+        }
+        QEMU_LOCK_GUARD(&ch->lock);
+        ch->active = false;
+        postcopy_fetch_close_channel(ch);
+    }
+    qatomic_set(&fetch->ending, false);
+    WITH_QEMU_LOCK_GUARD(&fetch->lock) {
+        fetch->ended = 0;
+    }
+}

@@ -1,0 +1,92 @@
+/*
+ * Postcopy: fetch channels, on the destination: what its files share
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef MIGRATION_POSTCOPY_FETCH_DST_H
+#define MIGRATION_POSTCOPY_FETCH_DST_H
+
+#include "migration/qemu-file.h"
+#include "fetch-reader.h"
+#include "fetch-wire.h"
+#include "fetch.h"
+
+typedef struct PostcopyFetchChannel {
+    MigrationIncomingState *mis;
+    unsigned id;
+    /* Protects what is below, and each request until it is in out */
+    QemuMutex lock;
+    /*
+     * The thread has been started: requests may be sent, and there is a turn.
+     * Who starts and stops may read it without the lock.
+     */
+    bool active;
+    QemuThread thread;
+    QEMUFile *in;
+    QEMUFile *out;
+    /* Block of the last frame in out */
+    RAMBlock *last;
+
+    /* Whose turn it is has in, and what is below, while active */
+    PostcopyTurn turn;
+    /* The last frame; and what is to come of its pages yet, or length 0 */
+    PostcopyFrame frame;
+    /* More may come, unasked */
+    bool more;
+    bool ended;
+    /* There was an error in what came, which has been reported */
+    bool failed;
+    /* From a request to its answer, the least so far; INT64_MAX: none */
+    int64_t round_trip_ns;
+    /*
+     * Host pages that may go along with an answer, by that.  Atomic: who sends
+     * a request reads it without the turn.
+     */
+    unsigned along;
+} PostcopyFetchChannel;
+
+typedef struct PostcopyFetchAhead PostcopyFetchAhead;
+
+struct PostcopyFetch {
+    /* How many are in use; written by postcopy_fetch_latch() alone */
+    unsigned n;
+    PostcopyFetchChannel channels[POSTCOPY_FETCH_CHANNELS_MAX];
+    PostcopyFetchCounts counts[POSTCOPY_FETCH_CHANNELS_MAX];
+    /* Made when channels are used for the first time; never freed */
+    PostcopyFetchAhead *ahead;
+    /* Atomic: threads read until the end */
+    bool ending;
+    /*
+     * Protects what is below, and, after the channel's own lock, that a
+     * channel's in is there.  Held for no more than a shutdown().
+     */
+    QemuMutex lock;
+    /* Channels of which the source has told the end */
+    unsigned ended;
+    QemuCond changed;
+};
+
+/* Of prefetch.c, for vCPUs with indices below @cpus */
+PostcopyFetchAhead *postcopy_fetch_ahead_new(unsigned cpus);
+
+/*
+ * Of fetch-dst.c: send @request on @channel, or with @more put it into the
+ * buffer until the next one is sent there.  Returns 0, or negative errno:
+ * recovery requests what is outstanding.
+ */
+int postcopy_fetch_send_request(MigrationIncomingState *mis, unsigned channel,
+                                const PostcopyFrame *request, bool more);
+
+/* Of fetch-receive.c */
+
+/* PostcopyTurn.expected(), for .turn of a PostcopyFetchChannel */
+unsigned postcopy_fetch_expected(PostcopyTurn *turn);
+
+/*
+ * In the channel's thread: receive until the connection ends.  Returns whether
+ * that is as it should be.
+ */
+bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch);
+
+#endif

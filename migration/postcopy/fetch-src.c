@@ -1,0 +1,623 @@
+/*
+ * Postcopy: fetch channels, on the source
+ *
+ * A thread a channel reads requests, takes the pages out of the dirty bitmap
+ * under its lock, and sends them from where they lie, without it: the source's
+ * guest does not run any more.  So a thread waits for the migration thread, or
+ * that for it, as long as a page is looked up.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/bitops.h"
+#include "qemu/cutils.h"
+#include "qemu/error-report.h"
+#include "qemu/host-utils.h"
+#include "qemu/lockable.h"
+#include "qemu/rcu.h"
+#include "qemu/units.h"
+#include "qapi/error.h"
+#include "qapi/qapi-types-migration.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "exec/target_page.h"
+#include "io/channel-tls.h"
+#include "migration/migration-stats.h"
+#include "migration/options.h"
+#include "migration/qemu-file.h"
+#include "migration/ram.h"
+#include "migration/socket.h"
+#include "migration/tls.h"
+#include "migration/yank_functions.h"
+#include "fetch-wire.h"
+#include "fetch.h"
+#include "trace.h"
+
+/*
+ * So much of answers, in bytes, is sent by one system call: what the
+ * destination reads by one.  The first of them waits for the last.
+ */
+#define POSTCOPY_FETCH_BATCH (32 * KiB)
+
+/*
+ * Around a page that was requested, zeros are looked for: in bytes, aligned.
+ * While the destination places them, the guest misses the next page: more of
+ * them where an answer takes longer than that.
+ */
+#define POSTCOPY_FETCH_ZEROS (64 * KiB)
+#define POSTCOPY_FETCH_ZEROS_ALONG (256 * KiB)
+
+typedef struct PostcopyFetchSource {
+    MigrationState *s;
+    unsigned id;
+    /* Of its thread */
+    QEMUFile *in;
+    QemuThread thread;
+    /*
+     * Protects what is below, from a page's way out of the bitmap until it is
+     * put in @out: when the bitmap is empty, what comes then is behind them all
+     */
+    QemuMutex lock;
+    QEMUFile *out;
+    /* Block of the last frame in out */
+    RAMBlock *last;
+    /* Bytes of pages in out's buffer */
+    size_t unsent;
+    /* Atomic: that its connection ends is no error any more */
+    bool ended;
+} PostcopyFetchSource;
+
+/*
+ * MigrationState.postcopy.  The migration thread changes channels and ioc, with
+ * MigrationState.qemu_file_lock, and others look with it.
+ */
+struct PostcopyOutgoing {
+    /* PostcopyFetchSource: those that are open; or NULL */
+    GPtrArray *channels;
+    /* One that is being opened, or NULL */
+    QIOChannel *ioc;
+    /* It has been connected, or will not be */
+    QemuSemaphore connected;
+    /* Requests are answered: post-copy has begun, or all is to end */
+    QemuEvent active;
+    /*
+     * POSTCOPY_FETCH_CHANNELS_MAX; NULL before the first was opened.  The
+     * pointer is written with MigrationState.qemu_file_lock.
+     */
+    PostcopyFetchCounts *counts;
+    /* The destination has answered a PING; atomic */
+    bool answered;
+};
+
+void postcopy_fetch_init(MigrationState *s)
+{
+    s->postcopy = g_new0(struct PostcopyOutgoing, 1);
+    qemu_sem_init(&s->postcopy->connected, 0);
+    qemu_event_init(&s->postcopy->active, false);
+}
+
+void postcopy_fetch_destroy(MigrationState *s)
+{
+    qemu_sem_destroy(&s->postcopy->connected);
+    qemu_event_destroy(&s->postcopy->active);
+    g_free(s->postcopy->counts);
+    g_free(s->postcopy);
+}
+
+void postcopy_fetch_begin(MigrationState *s)
+{
+    qatomic_set(&s->postcopy->answered, false);
+}
+
+void postcopy_fetch_answered(MigrationState *s)
+{
+    qatomic_set(&s->postcopy->answered, true);
+}
+
+bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info)
+{
+    QEMU_LOCK_GUARD(&s->qemu_file_lock);
+    if (!s->postcopy->counts) {
+        return false;
+    }
+    postcopy_fetch_fill_counts(info, s->postcopy->counts);
+    return true;
+}
+
+/* Connecting */
+
+static bool postcopy_fetch_is_given_up(MigrationState *s)
+{
+    return qatomic_read(&s->state) == MIGRATION_STATUS_CANCELLING ||
+           migrate_has_error(s);
+}
+
+static void postcopy_fetch_connected(MigrationState *s, QIOChannel *ioc,
+                                     Error *err)
+{
+    if (err) {
+        migrate_set_error(s, err);
+        error_free(err);
+    } else {
+        migration_ioc_register_yank(ioc);
+        QEMU_LOCK_GUARD(&s->qemu_file_lock);
+        s->postcopy->ioc = QIO_CHANNEL(object_ref(OBJECT(ioc)));
+    }
+    qemu_sem_post(&s->postcopy->connected);
+}
+
+static void postcopy_fetch_tls_done(QIOTask *task, gpointer opaque)
+{
+    g_autoptr(QIOChannel) ioc = QIO_CHANNEL(qio_task_get_source(task));
+    MigrationState *s = opaque;
+    Error *err = NULL;
+
+    if (migration_tls_handshake_end(s, task, &err)) {
+        postcopy_fetch_connected(s, ioc, err);
+    }
+}
+
+static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
+{
+    g_autoptr(QIOChannel) ioc = QIO_CHANNEL(qio_task_get_source(task));
+    MigrationState *s = opaque;
+    QIOChannelTLS *tioc;
+    Error *err = NULL;
+
+    if (qio_task_propagate_error(task, &err)) {
+        postcopy_fetch_connected(s, ioc, err);
+        return;
+    }
+    /* The last segment of a page that somebody waits for must not wait */
+    qio_channel_set_delay(ioc, false);
+    if (!migrate_channel_requires_tls_upgrade(ioc) ||
+        postcopy_fetch_is_given_up(s)) {
+        postcopy_fetch_connected(s, ioc, NULL);
+        return;
+    }
+    tioc = migration_tls_client_create(ioc, s->hostname, &err);
+    if (!tioc) {
+        postcopy_fetch_connected(s, ioc, err);
+        return;
+    }
+    qio_channel_set_name(QIO_CHANNEL(tioc), "migration-tls-fetch");
+    migration_tls_handshake(s, tioc, postcopy_fetch_tls_done);
+}
+
+static bool postcopy_fetch_greet(QIOChannel *ioc, unsigned id, Error **errp)
+{
+    ERRP_GUARD();
+    unsigned channels = migrate_postcopy_fetch_channels();
+    PostcopyHello hello = postcopy_hello(channels, id);
+
+    if (qio_channel_write_all(ioc, (char *)&hello, sizeof(hello), errp) ||
+        qio_channel_read_all(ioc, (char *)&hello, sizeof(hello), errp)) {
+        error_prepend(errp, "postcopy: the destination has not answered on "
+                      "fetch channel %u: ", id);
+        return false;
+    }
+    return postcopy_hello_check(&hello, channels, id, errp);
+}
+
+static void *postcopy_fetch_source_thread(void *opaque);
+
+/* Connect channel @id.  Returns false after an error, which is in @s. */
+static bool postcopy_fetch_open_one(MigrationState *s, unsigned id)
+{
+    g_autofree char *name = g_strdup_printf("mig/src/fetch%u", id);
+    PostcopyFetchSource *ch;
+    Error *err = NULL;
+    QIOChannel *ioc;
+
+    socket_send_channel_create(postcopy_fetch_socket_done, s);
+    qemu_sem_wait(&s->postcopy->connected);
+    /* While this thread waits for an answer, ioc is there to be broken */
+    ioc = s->postcopy->ioc;
+    if (!ioc) {
+        return false;
+    }
+    qio_channel_set_name(ioc, "migration-fetch");
+    if (postcopy_fetch_is_given_up(s) ||
+        !postcopy_fetch_greet(ioc, id, &err)) {
+        if (err) {
+            migrate_set_error(s, err);
+            error_free(err);
+        }
+        WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+            s->postcopy->ioc = NULL;
+        }
+        migration_ioc_unregister_yank(ioc);
+        qio_channel_close(ioc, NULL);
+        object_unref(OBJECT(ioc));
+        return false;
+    }
+
+    ch = g_new0(PostcopyFetchSource, 1);
+    ch->s = s;
+    ch->id = id;
+    qemu_mutex_init(&ch->lock);
+    ch->out = qemu_file_new_output(ioc);
+    ch->in = qemu_file_get_return_path(ch->out);
+    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+        s->postcopy->ioc = NULL;
+        g_ptr_array_add(s->postcopy->channels, ch);
+    }
+    object_unref(OBJECT(ioc));
+    qemu_thread_create(&ch->thread, name, postcopy_fetch_source_thread, ch,
+                       QEMU_THREAD_JOINABLE);
+    trace_postcopy_fetch_open(id);
+    return true;
+}
+
+bool postcopy_fetch_open(MigrationState *s, Error **errp)
+{
+    unsigned n = migrate_postcopy_fetch_channels();
+
+    if (!n) {
+        return true;
+    }
+    assert(!s->postcopy->channels);
+    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+        if (s->state != MIGRATION_STATUS_POSTCOPY_RECOVER) {
+            g_free(s->postcopy->counts);
+            s->postcopy->counts = g_new0(PostcopyFetchCounts,
+                                     POSTCOPY_FETCH_CHANNELS_MAX);
+            qemu_event_reset(&s->postcopy->active);
+        }
+        s->postcopy->channels = g_ptr_array_new();
+    }
+    for (unsigned i = 0; i < n; i++) {
+        if (!postcopy_fetch_open_one(s, i)) {
+            postcopy_fetch_close(s);
+            error_setg(errp, "postcopy: fetch channel %u of %u cannot be opened",
+                       i, n);
+            return false;
+        }
+    }
+    return true;
+}
+
+void postcopy_fetch_explain(MigrationState *s)
+{
+    Error *error = NULL;
+
+    if (!migrate_postcopy_fetch_channels() ||
+        qatomic_read(&s->postcopy->answered)) {
+        return;
+    }
+    QEMU_LOCK_GUARD(&s->error_mutex);
+    error_setg(&error, "%s; the destination has ended the connection without "
+               "an answer, as it does if postcopy-fetch-channels is not %u "
+               "there, or not known",
+               s->error ? error_get_pretty(s->error) : "Connection lost",
+               migrate_postcopy_fetch_channels());
+    error_free(s->error);
+    s->error = error;
+}
+
+/* Serving */
+
+/* Bytes of zeros, or of others, from @offset on, in whole host pages */
+static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
+                                       ram_addr_t end, bool *zero)
+{
+    size_t size = qemu_ram_pagesize(rb);
+    ram_addr_t at = offset;
+
+    *zero = buffer_is_zero(rb->host + at, size);
+    do {
+        at += size;
+    } while (at < end && at - offset < POSTCOPY_FRAME_MAX_LENGTH &&
+             buffer_is_zero(rb->host + at, size) == *zero);
+    return at - offset;
+}
+
+/*
+ * Pages that are in no bitmap any more.  @more: those that come next are not
+ * requested.  With the channel's lock.
+ */
+static void postcopy_fetch_put_alike(PostcopyFetchSource *ch,
+                                     PostcopyFrameType type, RAMBlock *rb,
+                                     ram_addr_t start, ram_addr_t length,
+                                     bool more)
+{
+    PostcopyFrame frame = {
+        .type = type,
+        .rb = rb,
+        .offset = start,
+        .length = length,
+        .along = more,
+    };
+    bool zero = type == POSTCOPY_FRAME_ZERO;
+    PostcopyFetchCounts *counts = &ch->s->postcopy->counts[ch->id];
+    bool release = migrate_release_ram() && migration_in_postcopy();
+    uint64_t pages = length / qemu_target_page_size();
+
+    trace_postcopy_fetch_send(ch->id, type, rb->idstr, start, length);
+    postcopy_frame_put(ch->out, &frame, &ch->last);
+    stat64_add(&counts->frames, 1);
+    if (zero) {
+        stat64_add(&mig_stats.zero_pages, pages);
+        stat64_add(&counts->zero_pages, length / qemu_ram_pagesize(rb));
+        if (release) {
+            ram_discard_range(rb->idstr, start, length);
+        }
+    } else {
+        stat64_add(&mig_stats.normal_pages, pages);
+        stat64_add(&counts->pages, length / qemu_ram_pagesize(rb));
+        if (type == POSTCOPY_FRAME_ALONG) {
+            stat64_add(&counts->along, length / qemu_ram_pagesize(rb));
+        }
+        ram_transferred_add(length);
+        ch->unsent += length;
+        qemu_put_buffer_async(ch->out, rb->host + start, length, release);
+    }
+}
+
+/*
+ * The same, of @type unless they are zeros.  Returns whether any of them was
+ * all zeros.
+ */
+static bool postcopy_fetch_put(PostcopyFetchSource *ch, PostcopyFrameType type,
+                               RAMBlock *rb, ram_addr_t start, ram_addr_t end,
+                               bool more)
+{
+    bool zeros = false;
+
+    while (start < end) {
+        bool zero;
+        ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
+
+        zeros |= zero;
+        /* Others are looked for around zeros that were requested */
+        more |= zero && type == POSTCOPY_FRAME_PAGES;
+        postcopy_fetch_put_alike(ch, zero ? POSTCOPY_FRAME_ZERO : type, rb,
+                                 start, length,
+                                 more || (type == POSTCOPY_FRAME_ALONG &&
+                                          start + length < end));
+        start += length;
+    }
+    return zeros;
+}
+
+/*
+ * Pages of zeros are sent unasked if they lie around one that was requested:
+ * a frame of 20 bytes saves a fault for each.  They seldom lie alone, so that
+ * nobody looks for them around pages of data.  @more as above.  With the
+ * channel's lock.
+ */
+static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
+                                     ram_addr_t near, ram_addr_t window,
+                                     bool more)
+{
+    size_t size = qemu_ram_pagesize(rb);
+    ram_addr_t begin = ROUND_DOWN(near, window);
+    ram_addr_t end = MIN(begin + window, rb->used_length);
+    /* A page that is larger, or not all in the block, is nobody's neighbour */
+    unsigned n = (end - begin) / size;
+    uint64_t mask;
+
+    /* A discarded page must not be read; one that has been sent need not be */
+    mask = memory_region_has_ram_discard_manager(rb->mr)
+           ? 0 : ram_dirty_host_pages(rb, begin, MIN(n, 64));
+    for (uint64_t rest = mask; rest; rest &= rest - 1) {
+        if (!buffer_is_zero(rb->host + begin + ctz64(rest) * size, size)) {
+            mask &= ~(1ull << ctz64(rest));
+        }
+    }
+    while (mask) {
+        unsigned first = ctz64(mask), pages = cto64(mask >> first);
+        ram_addr_t at = begin + first * size, behind;
+
+        mask &= ~MAKE_64BIT_MASK(first, pages);
+        end = at + pages * size;
+        /* What another thread has sent since is left out */
+        while (at < end && ram_claim_host_pages(rb, &at, end, &behind)) {
+            postcopy_fetch_put_alike(ch, POSTCOPY_FRAME_ZERO, rb, at,
+                                     behind - at, mask || behind < end || more);
+            at = behind;
+        }
+    }
+}
+
+/*
+ * @n pages that the guest misses next, as likely as any: what the background
+ * would send behind @at.  All pages are sent once, so that this costs no bytes;
+ * but it saves a round trip for each that is missed.  With the channel's lock.
+ */
+static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
+                                     ram_addr_t at, unsigned n)
+{
+    ram_addr_t end;
+    bool more = n && ram_claim_next_host_pages(&rb, &at, n, &end);
+
+    while (more) {
+        RAMBlock *run_rb = rb;
+        ram_addr_t run = at, run_end = end;
+
+        /* The next run is taken before this one is sent, which tells of it */
+        n -= (run_end - run) / qemu_ram_pagesize(rb);
+        at = run_end;
+        more = n && !qemu_file_get_error(ch->out) &&
+               ram_claim_next_host_pages(&rb, &at, n, &end);
+        postcopy_fetch_put(ch, POSTCOPY_FRAME_ALONG, run_rb, run, run_end,
+                           more);
+    }
+}
+
+/* With the channel's lock */
+static int postcopy_fetch_flush(PostcopyFetchSource *ch)
+{
+    ch->unsent = 0;
+    return qemu_fflush(ch->out);
+}
+
+/*
+ * What was sent, or is on its way by the main channel, is left out.  @more: the
+ * next request is there already, and its answer may go with this one.
+ */
+static int postcopy_fetch_serve(PostcopyFetchSource *ch,
+                                const PostcopyFrame *frame, bool more)
+{
+    /* Who waits for the next answer does not wait for what goes along */
+    unsigned along = more ? 0 : MIN(frame->along, POSTCOPY_FETCH_ALONG_MAX);
+    ram_addr_t start = frame->offset, behind = 0;
+    bool zeros = false;
+
+    QEMU_LOCK_GUARD(&ch->lock);
+    if (along && !ram_has_next_host_pages(frame->rb, start + frame->length)) {
+        along = 0;
+    }
+    for (unsigned i = 0; i <= frame->more; i++, start += frame->step) {
+        ram_addr_t at = start, end = start + frame->length, run_end;
+
+        while (at < end && !qemu_file_get_error(ch->out) &&
+               ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
+            zeros |= postcopy_fetch_put(ch, POSTCOPY_FRAME_PAGES, frame->rb, at,
+                                        run_end, along || zeros);
+            at = behind = run_end;
+        }
+    }
+    if (more && !zeros && ch->unsent < POSTCOPY_FETCH_BATCH) {
+        return qemu_file_get_error(ch->out);
+    }
+    if (!postcopy_fetch_flush(ch) && zeros) {
+        postcopy_fetch_put_zeros(ch, frame->rb, frame->offset,
+                                 frame->along ? POSTCOPY_FETCH_ZEROS_ALONG
+                                              : POSTCOPY_FETCH_ZEROS, along);
+    }
+    if (behind) {
+        postcopy_fetch_put_along(ch, frame->rb, behind, along);
+    }
+    return postcopy_fetch_flush(ch);
+}
+
+/* Something is wrong with one channel: break all, so that postcopy pauses */
+static void postcopy_fetch_failed(PostcopyFetchSource *ch, Error *err)
+{
+    MigrationState *s = ch->s;
+
+    trace_postcopy_fetch_failed(ch->id, error_get_pretty(err));
+    error_prepend(&err, "postcopy: fetch channel %u: ", ch->id);
+    migrate_set_error(s, err);
+    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+        if (s->to_dst_file) {
+            qemu_file_shutdown(s->to_dst_file);
+        }
+    }
+    migration_rp_kick(s);
+    error_free(err);
+}
+
+static void *postcopy_fetch_source_thread(void *opaque)
+{
+    PostcopyFetchSource *ch = opaque;
+    PostcopyFetchCounts *counts = &ch->s->postcopy->counts[ch->id];
+    PostcopyFrame frame = { };
+    Error *err = NULL;
+
+    rcu_register_thread();
+    while (postcopy_frame_get(ch->in, &frame, false, &err)) {
+        stat64_add(&counts->requests, 1);
+        /* Until then what is clean is released, and a failure may return */
+        qemu_event_wait(&ch->s->postcopy->active);
+        if (!migration_in_postcopy()) {
+            error_setg(&err, "a page request while the status is %s",
+                       MigrationStatus_str(ch->s->state));
+            break;
+        }
+        stat64_add(&mig_stats.postcopy_requests, (frame.more + 1) *
+                   frame.length / qemu_ram_pagesize(frame.rb));
+        trace_postcopy_fetch_request(ch->id, frame.rb->idstr, frame.offset,
+                                     frame.length, frame.more, frame.step,
+                                     frame.along);
+        if (postcopy_fetch_serve(ch, &frame,
+                                 postcopy_frame_is_there(ch->in))) {
+            qemu_file_get_error_obj(ch->out, &err);
+            break;
+        }
+    }
+    if (!qatomic_read(&ch->ended)) {
+        postcopy_fetch_failed(ch, g_steal_pointer(&err));
+    }
+    error_free(err);
+    rcu_unregister_thread();
+    return NULL;
+}
+
+void postcopy_fetch_go(MigrationState *s)
+{
+    qemu_event_set(&s->postcopy->active);
+}
+
+/* Ending */
+
+void postcopy_fetch_send_end(MigrationState *s)
+{
+    if (!s->postcopy->channels) {
+        return;
+    }
+    for (guint i = 0; i < s->postcopy->channels->len; i++) {
+        PostcopyFetchSource *ch = g_ptr_array_index(s->postcopy->channels, i);
+        PostcopyFrame end = { .type = POSTCOPY_FRAME_END };
+        Error *err = NULL;
+
+        WITH_QEMU_LOCK_GUARD(&ch->lock) {
+            /* The destination closes all once it has seen the end of all */
+            qatomic_set(&ch->ended, true);
+            postcopy_frame_put(ch->out, &end, &ch->last);
+            qemu_fflush(ch->out);
+            qemu_file_get_error_obj(ch->out, &err);
+        }
+        /* The channel's own thread does not say so any more */
+        if (err) {
+            postcopy_fetch_failed(ch, err);
+        }
+    }
+}
+
+/* Who breaks the channels breaks the main one too, and says why */
+static void postcopy_fetch_shutdown(MigrationState *s)
+{
+    GPtrArray *channels = s->postcopy->channels;
+
+    if (s->postcopy->ioc) {
+        qio_channel_shutdown(s->postcopy->ioc, QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
+    }
+    qemu_event_set(&s->postcopy->active);
+    for (guint i = 0; channels && i < channels->len; i++) {
+        PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
+
+        qatomic_set(&ch->ended, true);
+        /* The thread meets the end, and marks its QEMUFiles by itself */
+        qio_channel_shutdown(qemu_file_get_ioc(ch->in),
+                             QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
+    }
+}
+
+void postcopy_fetch_break(MigrationState *s)
+{
+    QEMU_LOCK_GUARD(&s->qemu_file_lock);
+    postcopy_fetch_shutdown(s);
+}
+
+void postcopy_fetch_close(MigrationState *s)
+{
+    g_autoptr(GPtrArray) channels = NULL;
+
+    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+        postcopy_fetch_shutdown(s);
+        channels = g_steal_pointer(&s->postcopy->channels);
+    }
+    for (guint i = 0; channels && i < channels->len; i++) {
+        PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
+
+        qemu_thread_join(&ch->thread);
+        migration_ioc_unregister_yank_from_file(ch->out);
+        qemu_fclose(ch->in);
+        qemu_fclose(ch->out);
+        qemu_mutex_destroy(&ch->lock);
+        g_free(ch);
+    }
+}

@@ -1,0 +1,92 @@
+/*
+ * Postcopy: what passes a fetch channel
+ *
+ * docs/fetch.md has the format byte by byte.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef MIGRATION_POSTCOPY_FETCH_WIRE_H
+#define MIGRATION_POSTCOPY_FETCH_WIRE_H
+
+#include "exec/cpu-common.h"
+#include "migration/qemu-file.h"
+
+/* "QPFC": a connection that begins so is a fetch channel */
+#define POSTCOPY_HELLO_MAGIC 0x51504643
+#define POSTCOPY_HELLO_VERSION 2
+
+/* The first that each side says.  Big endian. */
+typedef struct QEMU_PACKED PostcopyHello {
+    uint32_t magic;
+    uint16_t version;
+    uint16_t channels;
+    /* From 0 on */
+    uint16_t channel;
+    uint16_t zero;
+} PostcopyHello;
+
+/* In bytes, of whole host pages with all pieces; one host page may be larger */
+#define POSTCOPY_FRAME_MAX_LENGTH (1u << 20)
+
+typedef enum PostcopyFrameType {
+    /* From the destination: send these host pages, if they are to be sent */
+    POSTCOPY_FRAME_REQUEST = 1,
+    /* From the source: their contents follow */
+    POSTCOPY_FRAME_PAGES = 2,
+    /* From the source, also unasked: they are all zeros, and nothing follows */
+    POSTCOPY_FRAME_ZERO = 3,
+    /* From the source: no more pages will come by this channel */
+    POSTCOPY_FRAME_END = 4,
+    /* From the source: as type 2, but nobody has requested them */
+    POSTCOPY_FRAME_ALONG = 5,
+} PostcopyFrameType;
+
+typedef struct PostcopyFrame {
+    PostcopyFrameType type;
+    /* The frame before on the same channel in the same direction had one */
+    RAMBlock *rb;
+    /* In bytes, multiples of the block's host page size */
+    ram_addr_t offset;
+    ram_addr_t length;
+    /*
+     * Of a request: so many host pages that are not requested may go along with
+     * the answer.  From the source: not 0 if such pages follow.
+     */
+    uint8_t along;
+    /* Of a request: so many more pieces of this length, @step bytes apart */
+    uint8_t more;
+    int32_t step;
+} PostcopyFrame;
+
+PostcopyHello postcopy_hello(unsigned channels, unsigned channel);
+/* Returns whether @hello, from a peer, is what postcopy_hello() would return */
+bool postcopy_hello_check(const PostcopyHello *hello, unsigned channels,
+                          unsigned channel, Error **errp);
+/* Its channel number, in this host's order of bytes */
+unsigned postcopy_hello_channel(const PostcopyHello *hello);
+
+/*
+ * Put @frame into @f's buffer.  @last: block of the last frame that was put,
+ * whose name is not said again; changed.  The caller holds the lock of @f.
+ */
+void postcopy_frame_put(QEMUFile *f, const PostcopyFrame *frame,
+                        RAMBlock **last);
+
+/**
+ * postcopy_frame_get: read one frame, but not the contents of pages
+ *
+ * @frame: the one before, whose block counts if none is named; changed
+ * @from_source: frames of the source are expected, otherwise of the destination
+ *
+ * Waits for it.  Returns false if the connection has ended or what came makes
+ * no sense: unknown blocks, pages outside of a block, parts of host pages.
+ * Blocks stay: memory is not unplugged while it is migrated.
+ */
+bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
+                        Error **errp);
+
+/* Whether postcopy_frame_get() would not wait: another frame is in the buffer */
+bool postcopy_frame_is_there(QEMUFile *f);
+
+#endif

@@ -1,0 +1,140 @@
+/*
+ * Postcopy: making received pages visible to the guest
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include <sys/ioctl.h>
+#include <linux/userfaultfd.h>
+#include "qemu/error-report.h"
+#include "qemu/userfaultfd.h"
+#include "exec/cpu-common.h"
+#include "migration/inject.h"
+#include "mirror.h"
+#include "place.h"
+#include "trace.h"
+
+/*
+ * One attempt.  Returns how many bytes were placed before errno, or that errno
+ * negated if there were none.  linux/userfaultfd.h: the kernel leaves either
+ * in the field, and EAGAIN in errno if only a part was done.
+ */
+static int64_t postcopy_try_copy(int ufd, void *host, void *from, size_t size,
+                                 bool wake)
+{
+    struct uffdio_copy copy = {
+        .dst = (uintptr_t)host,
+        .src = (uintptr_t)from,
+        .len = size,
+        .mode = wake ? 0 : UFFDIO_COPY_MODE_DONTWAKE,
+    };
+
+    return ioctl(ufd, UFFDIO_COPY, &copy) && copy.copy <= 0 ? -errno
+                                                            : copy.copy;
+}
+
+static int64_t postcopy_try_zero(int ufd, void *host, size_t size, bool wake)
+{
+    struct uffdio_zeropage zero = {
+        .range = { .start = (uintptr_t)host, .len = size },
+        .mode = wake ? 0 : UFFDIO_ZEROPAGE_MODE_DONTWAKE,
+    };
+
+    return ioctl(ufd, UFFDIO_ZEROPAGE, &zero) && zero.zeropage <= 0
+           ? -errno : zero.zeropage;
+}
+
+static int64_t postcopy_try_continue(int ufd, void *host, size_t size,
+                                     bool wake)
+{
+    struct uffdio_continue cont = {
+        .range = { .start = (uintptr_t)host, .len = size },
+        .mode = wake ? 0 : UFFDIO_CONTINUE_MODE_DONTWAKE,
+    };
+
+    return ioctl(ufd, UFFDIO_CONTINUE, &cont) && cont.mapped <= 0
+           ? -errno : cont.mapped;
+}
+
+int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
+                   unsigned n, void *from, bool wake)
+{
+    /*
+     * @wake: most pages are received before anybody waits for them, and to wake
+     * nobody costs a lock that all faults of this process share.
+     * postcopy_request_complete() says why that is safe.
+     */
+    void *mirror = postcopy_mirror(page->rb, page->start);
+    PostcopyPlaceMethod method = POSTCOPY_PLACE_COPY;
+    size_t size = n * page->size, done = 0;
+    void *host = page->host;
+    bool waits;
+    int64_t ret = 0;
+
+    while (done < size) {
+        if (migration_inject_fail("postcopy-place")) {
+            ret = -ENOMEM;
+        } else if (from && from == mirror) {
+            method = POSTCOPY_PLACE_CONTINUE;
+            ret = postcopy_try_continue(ufd, host + done, size - done, wake);
+        } else if (from) {
+            ret = postcopy_try_copy(ufd, host + done, from + done, size - done,
+                                    wake);
+        } else {
+            method = POSTCOPY_PLACE_ZERO;
+            ret = postcopy_try_zero(ufd, host + done, size - done, wake);
+        }
+        if (ret == -EAGAIN) {
+            continue;       /* the address space is being changed */
+        }
+        if (ret == -EEXIST && mirror && from != mirror) {
+            /*
+             * The file has the page, though nobody sees it yet: memory for it
+             * was got beforehand, or a part came before the connection broke.
+             */
+            ret = postcopy_mirror_populate(mirror, size);
+            if (!ret) {
+                if (from) {
+                    memcpy(mirror, from, size);
+                } else {
+                    memset(mirror, 0, size);
+                }
+                from = mirror;
+                done = 0;
+                continue;
+            }
+        }
+        if (ret == -EEXIST && page->size > qemu_real_host_page_size()) {
+            /*
+             * Nobody else has placed the page: Linux (6.12 and 6.18 do)
+             * answers so where it could not allocate a huge page.
+             */
+            ret = -ENOMEM;
+        }
+        if (ret < 0) {
+            error_report("postcopy: cannot place the page at offset 0x"
+                         RAM_ADDR_FMT " of %s: %s", page->start + done,
+                         qemu_ram_get_idstr(page->rb), strerror(-ret));
+            break;
+        }
+        done += ret;
+    }
+
+    /* Of a huge page, a part does not count */
+    n = done / page->size;
+    if (!n) {
+        postcopy_request_unclaim(r, page);
+        return ret;
+    }
+    if (wake) {
+        migration_inject_hold("postcopy-placed");
+    }
+    waits = postcopy_request_complete(r, page, n, method, wake);
+    if (waits && !wake) {
+        uffd_wakeup(ufd, host, done);
+    }
+    trace_postcopy_place(qemu_ram_get_idstr(page->rb), page->start, n, method,
+                         waits, wake);
+    return MIN(ret, 0);
+}

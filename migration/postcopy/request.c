@@ -1,0 +1,763 @@
+/*
+ * Postcopy: outstanding page requests of the destination
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/host-utils.h"
+#include "qemu/lockable.h"
+#include "qemu/queue.h"
+#include "qemu/timer.h"
+#include "request.h"
+
+/* One thread that misses a page */
+typedef struct PostcopyWait {
+    QSLIST_ENTRY(PostcopyWait) next;
+    int cpu;
+    uint32_t tid;
+    int64_t since;
+    /* Of a vCPU that is in postcopy_request_wait() or on its way; or NULL */
+    PostcopyWaiter *waiter;
+} PostcopyWait;
+
+typedef struct PostcopyRequest {
+    QSLIST_ENTRY(PostcopyRequest) next_free;
+    PostcopyPage page;
+    /* To be sent; in the list of these */
+    bool deferred;
+    QTAILQ_ENTRY(PostcopyRequest) next_deferred;
+    /* When it was requested, and first missed */
+    int64_t requested;
+    int64_t since;
+    QSLIST_HEAD(, PostcopyWait) waits;
+    /* A thread waits in userfaultfd */
+    bool uffd;
+    /* It was requested before anybody missed it */
+    bool ahead;
+} PostcopyRequest;
+
+/* Addresses of pages that are claimed together: of the first, and behind them */
+typedef struct PostcopyClaimed {
+    void *start;
+    void *end;
+} PostcopyClaimed;
+
+struct PostcopyRequests {
+    const PostcopyRequestOps *ops;
+
+    /* Protects everything below, and received bits of pages while active */
+    QemuMutex lock;
+    bool active;
+    /* Address of a host page -> PostcopyRequest */
+    GHashTable *pages;
+    /* How many there are, and by which connection: read without the lock */
+    unsigned number;
+    unsigned numbers[POSTCOPY_REQUEST_CHANNELS];
+    /* Entries that the sender is to send */
+    QTAILQ_HEAD(, PostcopyRequest) deferred;
+    /* Pages that are being placed, PostcopyClaimed: one for each channel */
+    GArray *claims;
+    /* Threads between postcopy_requests_enter() and _leave() */
+    unsigned inside;
+    /* The last entry of pages has gone, or the last thread inside */
+    QemuCond empty;
+    /*
+     * Not in use, so that a fault allocates no memory.  A request is not part
+     * of its first waiter: that vCPU may be kicked, and miss another page.
+     */
+    QSLIST_HEAD(, PostcopyRequest) free_requests;
+    QSLIST_HEAD(, PostcopyWait) free_waits;
+    PostcopyFaultStats stats;
+    PostcopyMeter meter;
+};
+
+typedef QSLIST_HEAD(, PostcopyWaiter) PostcopyWaiterList;
+
+void postcopy_meter_init(PostcopyMeter *meter)
+{
+    *meter = (PostcopyMeter) {
+        .vcpus = g_array_new(false, true, sizeof(PostcopyLatency)),
+    };
+}
+
+void postcopy_meter_destroy(PostcopyMeter *meter)
+{
+    g_array_unref(meter->vcpus);
+}
+
+void postcopy_meter_add(PostcopyMeter *meter, int cpu, uint64_t ns)
+{
+    uint64_t us = ns / SCALE_US;
+    PostcopyLatency *latency = &meter->others;
+
+    if (cpu >= 0) {
+        if (cpu >= meter->vcpus->len) {
+            g_array_set_size(meter->vcpus, cpu + 1);
+        }
+        latency = &g_array_index(meter->vcpus, PostcopyLatency, cpu);
+    }
+    latency->count++;
+    latency->total_ns += ns;
+    meter->dist[MIN(us ? 63 - clz64(us) : 0, POSTCOPY_METER_BUCKETS - 1)]++;
+}
+
+uint64_t postcopy_latency_mean(const PostcopyLatency *latency)
+{
+    return latency->count ? latency->total_ns / latency->count : 0;
+}
+
+uint64_t postcopy_meter_mean(const PostcopyMeter *meter)
+{
+    PostcopyLatency all = meter->others;
+
+    for (guint i = 0; i < meter->vcpus->len; i++) {
+        PostcopyLatency *l = &g_array_index(meter->vcpus, PostcopyLatency, i);
+
+        all.count += l->count;
+        all.total_ns += l->total_ns;
+    }
+    return postcopy_latency_mean(&all);
+}
+
+/* Under the lock: an entry has come, or goes */
+static void postcopy_request_counted(PostcopyRequests *r,
+                                     PostcopyRequest *req, int n)
+{
+    unsigned *number = &r->numbers[req->page.channel];
+
+    qatomic_set(&r->number, r->number + n);
+    qatomic_set(number, *number + n);
+}
+
+static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
+                                    const PostcopyPage *page)
+{
+    PostcopyRequest *req = QSLIST_FIRST(&r->free_requests);
+
+    if (req) {
+        QSLIST_REMOVE_HEAD(&r->free_requests, next_free);
+    } else {
+        req = g_new(PostcopyRequest, 1);
+    }
+    *req = (PostcopyRequest) { .page = *page };
+    req->requested = req->since = get_clock();
+    g_hash_table_insert(r->pages, page->host, req);
+    postcopy_request_counted(r, req, 1);
+    return req;
+}
+
+static PostcopyWait *postcopy_wait_new(PostcopyRequests *r)
+{
+    PostcopyWait *wait = QSLIST_FIRST(&r->free_waits);
+
+    if (wait) {
+        QSLIST_REMOVE_HEAD(&r->free_waits, next);
+    } else {
+        wait = g_new(PostcopyWait, 1);
+    }
+    return wait;
+}
+
+/*
+ * Take the entry of a page out.  Its waiters go to @wake, for
+ * postcopy_wake_waiters() without the lock.
+ */
+static void postcopy_request_end(PostcopyRequests *r, PostcopyRequest *req,
+                        PostcopyWaiterList *wake)
+{
+    PostcopyWait *wait;
+
+    while ((wait = QSLIST_FIRST(&req->waits))) {
+        QSLIST_REMOVE_HEAD(&req->waits, next);
+        if (wait->waiter) {
+            wait->waiter->page = NULL;
+            QSLIST_INSERT_HEAD(wake, wait->waiter, next_woken);
+        }
+        QSLIST_INSERT_HEAD(&r->free_waits, wait, next);
+    }
+    if (req->deferred) {
+        QTAILQ_REMOVE(&r->deferred, req, next_deferred);
+    }
+    postcopy_request_counted(r, req, -1);
+    QSLIST_INSERT_HEAD(&r->free_requests, req, next_free);
+}
+
+static void postcopy_waiter_wake(PostcopyWaiter *waiter)
+{
+    EventNotifier *notifier;
+
+    /* A full barrier: the waiter sees why it is woken, or is seen to poll() */
+    qemu_event_set(&waiter->woken);
+    notifier = qatomic_read(&waiter->notifier);
+    if (notifier) {
+        event_notifier_set(notifier);
+    }
+}
+
+/* System calls, outside of the lock */
+static void postcopy_wake_waiters(PostcopyWaiterList *wake)
+{
+    PostcopyWaiter *waiter, *next;
+
+    QSLIST_FOREACH_SAFE(waiter, wake, next_woken, next) {
+        if (waiter->come) {
+            waiter->come(waiter);
+            continue;
+        }
+        /*
+         * With release: next was read before.  From here on the waiter may go,
+         * and the event reaches it while it waits for another page: it
+         * then looks once too often.
+         */
+        qatomic_store_release(&waiter->done, true);
+        postcopy_waiter_wake(waiter);
+    }
+}
+
+PostcopyPage postcopy_page_at(const PostcopyPage *page, int64_t n)
+{
+    ssize_t bytes = n * (ssize_t)page->size;
+
+    return (PostcopyPage) {
+        page->rb, page->start + bytes, page->host + bytes, page->size,
+        page->channel
+    };
+}
+
+PostcopyRequests *postcopy_requests_new(const PostcopyRequestOps *ops)
+{
+    PostcopyRequests *r = g_new0(PostcopyRequests, 1);
+
+    r->ops = ops;
+    qemu_mutex_init(&r->lock);
+    qemu_cond_init(&r->empty);
+    r->pages = g_hash_table_new(NULL, NULL);
+    r->claims = g_array_new(false, false, sizeof(PostcopyClaimed));
+    QTAILQ_INIT(&r->deferred);
+    postcopy_meter_init(&r->meter);
+    return r;
+}
+
+void postcopy_requests_free(PostcopyRequests *r)
+{
+    PostcopyWaiterList none = QSLIST_HEAD_INITIALIZER(none);
+    GHashTableIter iter;
+    gpointer value;
+    PostcopyRequest *req;
+    PostcopyWait *wait;
+
+    g_hash_table_iter_init(&iter, r->pages);
+    while (g_hash_table_iter_next(&iter, NULL, &value)) {
+        postcopy_request_end(r, value, &none);
+    }
+    while ((req = QSLIST_FIRST(&r->free_requests))) {
+        QSLIST_REMOVE_HEAD(&r->free_requests, next_free);
+        g_free(req);
+    }
+    while ((wait = QSLIST_FIRST(&r->free_waits))) {
+        QSLIST_REMOVE_HEAD(&r->free_waits, next);
+        g_free(wait);
+    }
+    g_hash_table_unref(r->pages);
+    g_array_unref(r->claims);
+    postcopy_meter_destroy(&r->meter);
+    qemu_cond_destroy(&r->empty);
+    qemu_mutex_destroy(&r->lock);
+    g_free(r);
+}
+
+void postcopy_requests_start(PostcopyRequests *r)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    r->stats = (PostcopyFaultStats) { };
+    postcopy_meter_destroy(&r->meter);
+    postcopy_meter_init(&r->meter);
+    r->active = true;
+}
+
+/*
+ * Of channels that have ended within a page; claims of threads inside go on
+ * until these leave.  With the lock, which is dropped while it waits for them.
+ */
+static void postcopy_claims_drop(PostcopyRequests *r)
+{
+    while (r->inside) {
+        qemu_cond_wait(&r->empty, &r->lock);
+    }
+    g_array_set_size(r->claims, 0);
+}
+
+void postcopy_requests_stop(PostcopyRequests *r)
+{
+    PostcopyWaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
+
+    WITH_QEMU_LOCK_GUARD(&r->lock) {
+        GHashTableIter iter;
+        gpointer value;
+
+        r->active = false;
+        postcopy_claims_drop(r);
+        g_hash_table_iter_init(&iter, r->pages);
+        while (g_hash_table_iter_next(&iter, NULL, &value)) {
+            postcopy_request_end(r, value, &wake);
+        }
+        g_hash_table_remove_all(r->pages);
+    }
+    postcopy_wake_waiters(&wake);
+}
+
+bool postcopy_requests_enter(PostcopyRequests *r)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    if (r->active) {
+        r->inside++;
+    }
+    return r->active;
+}
+
+void postcopy_requests_leave(PostcopyRequests *r)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    if (!--r->inside) {
+        qemu_cond_broadcast(&r->empty);
+    }
+}
+
+/* Returns false if @fault was known: the thread was kicked, and is back */
+static bool postcopy_request_add(PostcopyRequests *r, PostcopyRequest *req,
+                        const PostcopyFault *fault)
+{
+    bool again = false;
+    PostcopyWait *wait;
+
+    /* Of one thread there may be more, each with a waiter of its own */
+    QSLIST_FOREACH(wait, &req->waits, next) {
+        if (wait->tid == fault->tid && (!wait->waiter || !fault->waiter ||
+                                        wait->waiter == fault->waiter)) {
+            again = true;
+            break;
+        }
+    }
+    if (!again) {
+        wait = postcopy_wait_new(r);
+        *wait = (PostcopyWait) {
+            .cpu = fault->cpu, .tid = fault->tid, .since = get_clock()
+        };
+        QSLIST_INSERT_HEAD(&req->waits, wait, next);
+    }
+    if (fault->waiter) {
+        wait->waiter = fault->waiter;
+    } else {
+        req->uffd = true;
+    }
+    return !again;
+}
+
+PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
+                                         const PostcopyPage *page,
+                                         const PostcopyFault *fault)
+{
+    PostcopyWaiter *waiter = fault->waiter;
+    PostcopyPageState state = POSTCOPY_PAGE_REQUESTED;
+    bool received, known = false;
+    PostcopyRequest *req;
+
+    if (waiter) {
+        qemu_event_reset(&waiter->woken);
+        waiter->done = false;
+        /* Of a kick that this forgets, thread_kicked is seen: xchg acquires */
+        qatomic_xchg(&waiter->kicked, false);
+    }
+
+    QEMU_LOCK_GUARD(&r->lock);
+
+    received = !r->active || r->ops->received(page);
+    if (!received) {
+        req = g_hash_table_lookup(r->pages, page->host);
+        if (!req) {
+            req = postcopy_request_new(r, page);
+            r->stats.requests++;
+            state = POSTCOPY_PAGE_REQUEST;
+        } else if (req->ahead) {
+            req->ahead = false;
+            req->since = get_clock();
+            r->stats.ahead_missed++;
+        }
+        known = !postcopy_request_add(r, req, fault);
+        if (!known && r->ops->missed && !(waiter && waiter->come)) {
+            r->ops->missed(page, fault->tid);
+        }
+    }
+
+    if (waiter) {
+        waiter->page = received ? NULL : page->host;
+        waiter->channel = received ? 0 : req->page.channel;
+        r->stats.populated += received;
+        r->stats.exits += !received && !known;
+    } else {
+        r->stats.uffd += !known;
+        r->stats.uffd_minor += fault->minor;
+        r->stats.uffd_reads += fault->first;
+        r->stats.uffd_spurious += received;
+        r->stats.wakes += received;
+    }
+    return received ? POSTCOPY_PAGE_RECEIVED : state;
+}
+
+uint64_t postcopy_requests_ahead(PostcopyRequests *r, const PostcopyPage *page,
+                                 int64_t step, unsigned n)
+{
+    uint64_t mask = 0;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    for (unsigned i = 0; i < n && r->active; i++) {
+        PostcopyPage each = postcopy_page_at(page, i * step);
+        PostcopyRequest *req;
+
+        if (r->ops->received(&each) ||
+            g_hash_table_contains(r->pages, each.host)) {
+            continue;
+        }
+        req = postcopy_request_new(r, &each);
+        req->ahead = true;
+        r->stats.ahead++;
+        mask |= 1ull << i;
+    }
+    return mask;
+}
+
+void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page)
+{
+    PostcopyRequest *req;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    req = g_hash_table_lookup(r->pages, page->host);
+    /* It may have been received meanwhile, and missed once more */
+    if (req && !req->deferred) {
+        if (QTAILQ_EMPTY(&r->deferred)) {
+            r->ops->deferred();
+        }
+        req->page.alone = page->alone;
+        req->deferred = true;
+        QTAILQ_INSERT_TAIL(&r->deferred, req, next_deferred);
+    }
+}
+
+bool postcopy_requests_next_deferred(PostcopyRequests *r, PostcopyPage *page)
+{
+    PostcopyRequest *req;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    req = QTAILQ_FIRST(&r->deferred);
+    if (!req) {
+        return false;
+    }
+    req->deferred = false;
+    QTAILQ_REMOVE(&r->deferred, req, next_deferred);
+    *page = req->page;
+    return true;
+}
+
+/* Returns false if the waiter was taken out, and is about to be woken */
+static bool postcopy_waiter_leave(PostcopyRequests *r, PostcopyWaiter *waiter)
+{
+    PostcopyRequest *req;
+    PostcopyWait *wait;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    if (!waiter->page) {
+        return false;
+    }
+    /* Its PostcopyWait stays: the thread comes back, and has waited since */
+    req = g_hash_table_lookup(r->pages, waiter->page);
+    QSLIST_FOREACH(wait, &req->waits, next) {
+        if (wait->waiter == waiter) {
+            wait->waiter = NULL;
+        }
+    }
+    waiter->page = NULL;
+    return true;
+}
+
+bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
+{
+    /* A page or a kick that came since postcopy_request_begin() ends it */
+    while (!qatomic_load_acquire(&waiter->done)) {
+        if (qatomic_read(&waiter->kicked) && postcopy_waiter_leave(r, waiter)) {
+            return false;
+        }
+        qemu_event_wait(&waiter->woken);
+        qemu_event_reset(&waiter->woken);
+    }
+    return true;
+}
+
+static void postcopy_claim_end(PostcopyRequests *r, const PostcopyPage *page)
+{
+    for (guint i = 0; i < r->claims->len; i++) {
+        if (g_array_index(r->claims, PostcopyClaimed, i).start == page->host) {
+            g_array_remove_index_fast(r->claims, i);
+            return;
+        }
+    }
+}
+
+/* Returns whether a thread waits for the page in userfaultfd */
+static bool postcopy_request_come(PostcopyRequests *r, const PostcopyPage *page,
+                                  PostcopyWaiterList *wake)
+{
+    PostcopyRequest *req = g_hash_table_lookup(r->pages, page->host);
+    PostcopyWait *wait;
+    int64_t now;
+    bool uffd;
+
+    r->ops->set_received(page);
+    if (!req) {
+        return false;
+    }
+    uffd = req->uffd;
+    now = get_clock();
+    QSLIST_FOREACH(wait, &req->waits, next) {
+        postcopy_meter_add(&r->meter, wait->cpu, now - wait->since);
+    }
+    postcopy_request_end(r, req, wake);
+    g_hash_table_remove(r->pages, page->host);
+    return uffd;
+}
+
+bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
+                               unsigned n, PostcopyPlaceMethod method,
+                               bool woke)
+{
+    PostcopyWaiterList wake = QSLIST_HEAD_INITIALIZER(wake);
+    bool uffd = false;
+
+    WITH_QEMU_LOCK_GUARD(&r->lock) {
+        unsigned were = g_hash_table_size(r->pages);
+
+        *(method == POSTCOPY_PLACE_COPY ? &r->stats.copied_bytes :
+          method == POSTCOPY_PLACE_ZERO ? &r->stats.zero_bytes :
+          &r->stats.continued_bytes) += n * page->size;
+        for (unsigned i = 0; i < n; i++) {
+            PostcopyPage each = postcopy_page_at(page, i);
+
+            uffd |= postcopy_request_come(r, &each, &wake);
+        }
+        postcopy_claim_end(r, page);
+        if (woke || uffd) {
+            r->stats.wakes++;
+        } else {
+            r->stats.wakes_saved++;
+        }
+        if (were && !g_hash_table_size(r->pages)) {
+            qemu_cond_broadcast(&r->empty);
+        }
+    }
+    postcopy_wake_waiters(&wake);
+    return uffd;
+}
+
+/* What is to be said of one page */
+static PostcopyClaim postcopy_claim_one(PostcopyRequests *r,
+                                        const PostcopyPage *page)
+{
+    PostcopyClaim claim = { };
+    PostcopyRequest *req;
+    PostcopyWait *wait;
+
+    claim.drop = r->ops->received(page);
+    for (guint i = 0; i < r->claims->len && !claim.drop; i++) {
+        PostcopyClaimed *c = &g_array_index(r->claims, PostcopyClaimed, i);
+
+        claim.drop = page->host >= c->start && page->host < c->end;
+    }
+    req = claim.drop ? NULL : g_hash_table_lookup(r->pages, page->host);
+    if (req) {
+        claim.asked = true;
+        claim.requested = req->requested;
+        claim.uffd = req->uffd;
+        QSLIST_FOREACH(wait, &req->waits, next) {
+            claim.vcpu |= wait->waiter != NULL;
+        }
+    }
+    return claim;
+}
+
+unsigned postcopy_request_claim(PostcopyRequests *r, const PostcopyPage *page,
+                                unsigned n, bool zero, PostcopyClaim *claim)
+{
+    PostcopyClaimed claimed = { .start = page->host };
+    unsigned i;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    if (!r->active) {
+        *claim = (PostcopyClaim) { .drop = true };
+        return n;
+    }
+    for (i = 0; i < n; i++) {
+        PostcopyPage each = postcopy_page_at(page, i);
+        PostcopyClaim one = postcopy_claim_one(r, &each);
+
+        if (!i) {
+            *claim = one;
+        } else if (one.drop != claim->drop ||
+                   (zero && (one.vcpu || claim->vcpu))) {
+            break;
+        }
+        claim->asked &= one.asked;
+        claim->uffd |= one.uffd;
+        claim->vcpu |= one.vcpu;
+    }
+    if (claim->drop) {
+        r->stats.duplicates += i;
+    } else {
+        claimed.end = postcopy_page_at(page, i).host;
+        g_array_append_val(r->claims, claimed);
+    }
+    return i;
+}
+
+void postcopy_request_unclaim(PostcopyRequests *r, const PostcopyPage *page)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    postcopy_claim_end(r, page);
+}
+
+void postcopy_requests_unclaim_all(PostcopyRequests *r)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    postcopy_claims_drop(r);
+}
+
+GArray *postcopy_requests_list(PostcopyRequests *r)
+{
+    GArray *list = g_array_new(false, false, sizeof(PostcopyPage));
+    GHashTableIter iter;
+    gpointer value;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    for (int ahead = 0; ahead < 2; ahead++) {
+        g_hash_table_iter_init(&iter, r->pages);
+        while (g_hash_table_iter_next(&iter, NULL, &value)) {
+            PostcopyRequest *req = value;
+
+            if (req->ahead == ahead) {
+                g_array_append_val(list, req->page);
+            }
+        }
+    }
+    return list;
+}
+
+bool postcopy_requests_wait_empty(PostcopyRequests *r, int ms)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    if (g_hash_table_size(r->pages)) {
+        qemu_cond_timedwait(&r->empty, &r->lock, ms);
+    }
+    return !g_hash_table_size(r->pages);
+}
+
+bool postcopy_requests_received(PostcopyRequests *r, const PostcopyPage *page)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    return !r->active || r->ops->received(page);
+}
+
+void postcopy_requests_run(PostcopyRequests *r, PostcopyPage *page,
+                           ram_addr_t length, ram_addr_t window)
+{
+    size_t size = page->size;
+    ram_addr_t first = ROUND_DOWN(page->start, MAX(window, size));
+    ram_addr_t end = MIN(first + MAX(window, size), length);
+    PostcopyPage low = *page, high = *page, next;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    if (!r->active || page->start >= length) {
+        return;
+    }
+    while (low.start > first) {
+        next = postcopy_page_at(&low, -1);
+        if (!r->ops->received(&next)) {
+            break;
+        }
+        low = next;
+    }
+    while (high.start + size < end) {
+        next = postcopy_page_at(&high, 1);
+        if (!r->ops->received(&next)) {
+            break;
+        }
+        high = next;
+    }
+    *page = low;
+    page->size = high.start + size - low.start;
+}
+
+void postcopy_requests_stats(PostcopyRequests *r, PostcopyFaultStats *stats)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    *stats = r->stats;
+}
+
+void postcopy_requests_meter(PostcopyRequests *r, PostcopyMeter *meter)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    *meter = r->meter;
+    meter->vcpus = g_array_copy(r->meter.vcpus);
+}
+
+unsigned postcopy_requests_outstanding(PostcopyRequests *r,
+                                       PostcopyOldest *oldest)
+{
+    int64_t now, since;
+    GHashTableIter iter;
+    gpointer value;
+
+    QEMU_LOCK_GUARD(&r->lock);
+    /* With the lock held: nothing is outstanding since later than now */
+    now = since = get_clock();
+    g_hash_table_iter_init(&iter, r->pages);
+    while (g_hash_table_iter_next(&iter, NULL, &value)) {
+        PostcopyRequest *req = value;
+
+        if (req->since <= since) {
+            since = req->since;
+            *oldest = (PostcopyOldest) { req->page, now - since };
+        }
+    }
+    return g_hash_table_size(r->pages);
+}
+
+unsigned postcopy_requests_number(PostcopyRequests *r)
+{
+    return qatomic_read(&r->number);
+}
+
+unsigned postcopy_requests_number_of(PostcopyRequests *r, unsigned channel)
+{
+    return qatomic_read(&r->numbers[channel]);
+}
+
+void postcopy_waiter_init(PostcopyWaiter *waiter)
+{
+    *waiter = (PostcopyWaiter) { };
+    qemu_event_init(&waiter->woken, false);
+}
+
+void postcopy_waiter_destroy(PostcopyWaiter *waiter)
+{
+    qemu_event_destroy(&waiter->woken);
+}
+
+void postcopy_waiter_kick(PostcopyWaiter *waiter)
+{
+    qatomic_store_release(&waiter->kicked, true);
+    postcopy_waiter_wake(waiter);
+}
+
+bool postcopy_waiter_is_woken(PostcopyWaiter *waiter)
+{
+    return qatomic_load_acquire(&waiter->done) || qatomic_read(&waiter->kicked);
+}
