@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Tests that hang, each where another thing must be interrupted: for test_limits.py alone."""
+"""Tests that hang, each in another call: for test_limits.py alone."""
 import subprocess
 import threading
 

@@ -19,8 +19,8 @@ Quick = Collection[Any] | Literal[True]
 
 
 def both_interfaces(test: Callable[..., None]) -> Callable[..., None]:
-    """For a function that touches accel/kvm: what make check runs of it is also run with the interface that was not
-    chosen, or all of it if make check runs nothing. Those are slow. Without exits there is no second time."""
+    """For a function that touches accel/kvm. Its cases of make check also run with the interface that was not chosen,
+    or all its cases if make check has none. These additional cases are slow; there are none without exits."""
     values = [FIRST, pytest.param(SECOND, marks=pytest.mark.slow)]
     both: Callable[..., None] = pytest.mark.usefixtures("by")(
         pytest.mark.parametrize("by", values, indirect=True)(test))

@@ -13,7 +13,8 @@ from tests.lab.lab import RUNNING, CommandFailed, Lab, LabError, Place
 from tests.lab.paths import PATIENCE
 
 SLOWER = PATIENCE / 3       # than without a sanitizer
-# To keep logs, before the first-level machine is ended, which ends all that waits for it; and then again.
+# A test that has passed its limit has this time to keep its logs. Then its first-level machines are killed, so that
+# no call waits for them any more; the test fails once more each time.
 UNWIND_S = 60
 LOOK_S = 20
 PASSED = pytest.StashKey[bool]()
@@ -57,7 +58,7 @@ def where_they_stand() -> str:
         except (CommandFailed, LabError, OSError) as e:
             found[lab.name] = repr(e)
 
-    # By other threads: who knows what this one holds.
+    # By other threads: the signal may have interrupted a call that holds a lock.
     looks = [threading.Thread(target=look, args=(lab,), daemon=True) for lab in RUNNING]
     for thread in looks:
         thread.start()
