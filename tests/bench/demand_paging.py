@@ -19,14 +19,14 @@ PROGRAM = "build/tests/demand-paging"
 BASE = "one reader"
 VARIANTS = {BASE: "", "exits": "-w", "exits, mapped at once": "-w -p", "exits by a bitmap": "-w -t"}
 # The first is what the kernel series was measured with.
-KINDS = {"minor faults of shmem": "-u minor -s shmem", "missing anonymous memory": "-u missing -s anonymous"}
+KINDS = {"minor faults of shmem": "-m", "missing anonymous memory": ""}
 # What exits must reach: at up to so many vCPUs, times the rate of one reader.
 WANTED = ((2, 2.0), (16, 1.0))
 TIMEOUT_S = 300
 
 
 def measure(lab, kind, vcpus, variant, options):
-    output = lab.run(f"{PROGRAM} -j -a -v {vcpus} -b {options.memory} {KINDS[kind]} {VARIANTS[variant]}",
+    output = lab.run(f"{PROGRAM} -v {vcpus} -b {options.memory} {KINDS[kind]} {VARIANTS[variant]}",
                      timeout=TIMEOUT_S, check=True).output
     return json.loads(output)
 

@@ -43,7 +43,7 @@ def waiters_cost_us(lab, rounds):
     reader: dict[int, list[float]] = {n: [] for n in (few, many)}
     for _ in range(rounds):
         for n in reader:
-            figures = json.loads(lab.run(f"build/tests/demand-paging -j -a -v {n} -b 1", check=True).output)
+            figures = json.loads(lab.run(f"build/tests/demand-paging -v {n} -b 1", check=True).output)
             reader[n].append(figures["reader_threads_cpu_s"] / figures["touch_count"] * 1e6)
     return (statistics.median(reader[many]) - statistics.median(reader[few])) / (many - few)
 

@@ -16,7 +16,7 @@ emulated: ratios within one run say something, microseconds do not ([limits](../
 
 On a host of one's own, `meson setup build/tests && ninja -C build/tests demand-paging`, with any
 Meson from 1.0 on, makes `build/tests/demand-paging`, a static program that needs nothing but
-`/dev/kvm` (with `--cross-file scripts/aarch64.ini` for arm64; `--help` tells its options), and
+`/dev/kvm` (`-h` tells its options), and
 `tests/bench/postcopy.py --host` migrates on the host's own kernel. Beside this text,
 `build/reports/` has all figures of each round as JSON, and the pictures as PNG.
 """
