@@ -15,7 +15,7 @@ import textwrap
 import time
 from typing import NamedTuple
 
-from tests.demo import picture
+from tests.bench import pictures
 from tests.lab import cli, network
 from tests.lab.cli import aligned, quantile, say
 from tests.lab.guest import WAIT_MEDIANS, wait_threshold_us
@@ -203,7 +203,7 @@ def run(options):
     name = below("demo", options.arch)
     figures = {"delay_us": DELAY_US, "ping_round_trip_us": link.round_trip_us} if link else {}
     (REPORTS / f"{name}.json").write_text(json.dumps(figures | {"runs": results}, indent=2) + "\n")
-    picture.draw(results, passes, REPORTS / name)
+    pictures.demo(name, results, passes)
     print(f"{table(results)}\n\n{sentence(results, link)}", flush=True)
     say(f"wrote {REPORTS.relative_to(ROOT)}/{name}.json, {name}.png, {name}.svg")
     problems = list(verdict(modes, results))
