@@ -11,8 +11,9 @@ import pytest
 
 from tests.lab import kvm_interface, limits, sanitizer
 from tests.lab.arches import FIRST, SECOND
+from tests.lab.host import Host
 from tests.lab.lab import Lab
-from tests.lab.paths import ROOT, below
+from tests.lab.paths import ROOT, SANITIZED, below
 
 MEMORY_MB = 3072    # of a first-level machine
 # Paths, or what -k takes
@@ -124,6 +125,32 @@ def lab(request, _machine):
         reports = machine.run(f"cat {sanitizer.REPORTS}.*; rm -f {sanitizer.REPORTS}.*").output
         found = sanitizer.failures(reports, request.node.name)
         assert not found, "\n\n".join(found)
+
+
+@pytest.fixture(scope="session")
+def _host(request):
+    """This machine, with TCG; None where its kernel denies what tests need."""
+    with Host("tcg", name=os.environ.get("PYTEST_XDIST_WORKER", "pytest") + "-host") as host:
+        # Of sanitizers, the fixture lab knows the environment and the reports.
+        why_not = "a sanitizer's QEMU" if SANITIZED else host.why_not()
+        if why_not:
+            request.config.get_terminal_writer().line(f"in the lab, not on this machine: {why_not}")
+        yield None if why_not else host
+
+
+@pytest.fixture
+def place(request):
+    """For tests that need no exit of KVM: this machine, which is faster, or else the lab. Cases with exits=on and those
+    with huge pages are for the lab in any case."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    here = params.get("exits") != "on" and "huge" not in str(params.get("backend"))
+    host = here and request.getfixturevalue("_host")
+    if not host:
+        yield request.getfixturevalue("lab")
+        return
+    yield host
+    left = host.leftovers()
+    assert not left, f"processes that the test has left: {left}"
 
 
 @pytest.fixture

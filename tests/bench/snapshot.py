@@ -24,9 +24,9 @@ import time
 
 from tests.bench import bench
 from tests.bench.bench import Figures
-from tests.bench.host import Host
 from tests.lab import cli, guest
 from tests.lab.cli import ProgramError, say
+from tests.lab.host import Host
 from tests.lab.initramfs import programs
 from tests.lab.lab import Lab
 from tests.lab.pair import FORK, STOCK, Side

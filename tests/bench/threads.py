@@ -15,9 +15,9 @@ from collections import Counter, defaultdict, namedtuple
 from typing import Any
 
 from tests.bench import bench, postcopy
-from tests.bench.host import Host
 from tests.lab import cli
 from tests.lab.cli import ProgramError, say
+from tests.lab.host import Host
 from tests.lab.lab import Lab
 from tests.lab.pair import MIB, Pair, until
 

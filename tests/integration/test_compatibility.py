@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from tests.lab import compatibility, other_qemu, tls
+from tests.lab import backends, compatibility, other_qemu, tls
 from tests.lab.arches import on_aarch64
 from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, STOCK, Pair
@@ -14,7 +14,7 @@ from tests.lab.pair import FORK, STOCK, Pair
 WITH_STOCK = {"stock-to-fork": (STOCK, FORK), "fork-to-stock": (FORK, STOCK), "stock-to-stock": (STOCK, STOCK)}
 WAYS = WITH_STOCK | {"peer-to-fork": (PEER, FORK), "fork-to-peer": (FORK, PEER)}
 MACHINES = ("pc-i440fx-10.0", "pc-q35-10.0")
-CHANNELS = {"preempt": ("postcopy-preempt",), "one-channel": ()}
+CHANNELS = ("preempt", "one-channel")
 VIRT = "virt-10.0,gic-version=3"
 
 
@@ -35,7 +35,7 @@ def precopy(lab, way, machine):
 
 
 def postcopy(lab, way, channels, machine):
-    with pair_of(lab, way, machine, f"post-copy, {channels}", capabilities=CHANNELS[channels]) as pair:
+    with pair_of(lab, way, machine, f"post-copy, {channels}", **backends.CHANNELS[channels]) as pair:
         pair.postcopy()
         pair.finish()
         if WAYS[way][1] == FORK:
@@ -97,5 +97,5 @@ def test_multifd(lab, way, encrypted):
 def test_recovery(lab, way, channels, encrypted):
     """Post-copy that loses its connection, and goes on."""
     with pair_of(lab, way, MACHINES[0], f"recovery, {channels}" + ", TLS" * encrypted,
-                 capabilities=CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
+                 **backends.CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
         pair.broken_and_recovered()

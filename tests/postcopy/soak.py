@@ -27,14 +27,10 @@ from tests.lab.qtest import Qtest, eject_memory
 
 REPORT = REPORTS / "soak.json"
 HUGEPAGES = 256
-SMALL = {"anonymous": None, "memfd": "memory-backend-memfd", "shm": "memory-backend-shm"}
-HUGE = {"hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-        "hugetlb-private": "memory-backend-file,mem-path=/dev/hugepages,share=off"}
-
-
+SMALL = ("anonymous", "memfd", "shm")
+HUGE = ("hugetlb", "hugetlb-private")
 DIMM_MB = 16
 DIMM = ("-object", f"memory-backend-ram,id=dimm-ram,size={DIMM_MB}M", "-device", "pc-dimm,id=dimm,memdev=dimm-ram")
-SNAPSHOT = "/tmp/snapshot"
 WHOLE = (Ended.DESTINATION, Ended.SOURCE)
 
 
@@ -47,7 +43,7 @@ def chosen(seed, fetch=False):
                 for _ in range(r.choice([0, 1, 1, 2]))]
     return {
         "seed": seed,
-        "backend": r.choice(list(HUGE if huge else SMALL)),
+        "backend": r.choice(HUGE if huge else SMALL),
         "exits": r.choice(["on", "off"]),
         "preempt": r.random() < 0.5,
         "cpus": r.randint(1, 4),
@@ -100,7 +96,7 @@ def cancel_snapshots(pair, delays_s, note):
     set_capabilities(source, False, *pair.capabilities)
     set_capabilities(source, True, "background-snapshot")
     for delay_s in delays_s:
-        source.cmd("migrate", uri=f"file:{SNAPSHOT}")
+        source.cmd("migrate", uri=f"file:{pair.lab.tmp}/snapshot")
         time.sleep(delay_s)
         before = source.status()
         source.cmd("migrate_cancel")
@@ -111,7 +107,7 @@ def cancel_snapshots(pair, delays_s, note):
         note(f"snapshot {status}")
     set_capabilities(source, False, "background-snapshot")
     set_capabilities(source, True, *pair.capabilities)
-    pair.lab.run(f"rm -f {SNAPSHOT}")
+    pair.lab.run(f"rm -f {pair.lab.tmp}/snapshot")
 
 
 def refused(side, note):
@@ -143,9 +139,9 @@ def migrate(lab, c, note=lambda text: None):
     huge = c["backend"] in HUGE
     memory_mb = 64 if huge else 32
     def dimm(side):
-        return ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(side)] if c["dimm"] else []
+        return ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(lab, side)] if c["dimm"] else []
 
-    with Pair(lab, exits=c["exits"], backend=(HUGE | SMALL)[c["backend"]], cpus=c["cpus"],
+    with Pair(lab, exits=c["exits"], backend=c["backend"], cpus=c["cpus"],
               capabilities=("postcopy-preempt",) if c["preempt"] else (),
               memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"], fetch=c["fetch_channels"],
               zero=c["zero_percent"], seed=c["seed"] & 0xffff,

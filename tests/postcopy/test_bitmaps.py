@@ -3,9 +3,9 @@
 from tests.lab.pair import MIB, Pair
 
 
-def test_bitmaps_alone(lab):
+def test_bitmaps_alone(place):
     """The source ends its memory once more in post-copy, which takes no part in it."""
-    with Pair(lab, capabilities=None, mem=4) as pair:
+    with Pair(place, capabilities=None, mem=4) as pair:
         for side in pair.sides:
             # By its bitmap, QEMU takes it for 32 MiB to be sent: too much for the blackout, which has time for memory
             side.add_disk(16 << 30)

@@ -28,9 +28,9 @@ def stop_source(pair):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exits, kick", [("on", False), ("on", True), ("off", False)])
-def test_all_wait(lab, exits, kick):
+def test_all_wait(place, exits, kick):
     """For a source that has been stopped; kick: while they wait, the vCPUs do what they are asked to do."""
-    with Pair(lab, exits=exits, capabilities=CAPABILITIES, mem=16) as pair:
+    with Pair(place, exits=exits, capabilities=CAPABILITIES, mem=16) as pair:
         begin = time.monotonic()
         stop_source(pair)
         if kick:
@@ -47,9 +47,9 @@ def test_all_wait(lab, exits, kick):
 
 
 @pytest.mark.slow
-def test_next_page_is_missed_first(lab):
+def test_next_page_is_missed_first(place):
     """A vCPU misses its next page before the thread that has placed the one before marks the end of that wait."""
-    with Pair(lab, exits="off", cpus=1, destination=INJECT, capabilities=CAPABILITIES, mem=16) as pair:
+    with Pair(place, exits="off", cpus=1, destination=INJECT, capabilities=CAPABILITIES, mem=16) as pair:
         before = stop_source(pair)["uffd"]
         pair.destination.inject.arm("postcopy-placed")
         pair.source.signal("CONT")

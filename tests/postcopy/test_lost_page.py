@@ -2,6 +2,7 @@
 """The end of post-copy: all was sent, and not all has come."""
 import pytest
 
+from tests.lab.backends import CHANNELS
 from tests.lab.pair import Pair, until
 from tests.lab.proxy import MAIN, URGENT, Never
 
@@ -26,11 +27,11 @@ def reset(_, wire):
     pytest.param(pause_source, "on", "preempt", marks=pytest.mark.slow),
     pytest.param(None, "off", "one-channel", marks=pytest.mark.slow),
 ])
-def test_requested_page_is_lost(lab, trouble, exits, channels):
+def test_requested_page_is_lost(place, trouble, exits, channels):
     """The destination has read the end of the main channel, and a page that it has asked for does
     not come: it waits, can be paused, and recovered."""
-    capabilities, lying = {"preempt": (("postcopy-preempt",), URGENT), "one-channel": ((), MAIN)}[channels]
-    with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
+    lying = URGENT if channels == "preempt" else MAIN
+    with Pair(place, exits=exits, pattern="shared", mem=16, **CHANNELS[channels]) as pair:
         lie = Never()
         wire = pair.wire(pair.listen(), lie=lie, lying=lying)
         pair.postcopy(wire.uri, bandwidth=256 << 10)

@@ -2,6 +2,7 @@
 """vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
 
 from tests.lab.arches import both_interfaces, choices, on_both
+from tests.lab.backends import guest_on
 from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import MIB, Pair
 from tests.lab.paths import SANITIZED
@@ -13,16 +14,8 @@ ROM_PAGES = 16
 PAGE = 4096
 # The guest's memory, whose memslots do.
 RAM = ("pc.ram", "mach-virt.ram", "ram")
-HUGETLB = {
-    "file": "memory-backend-file,mem-path=/dev/hugepages,share=on",
-    "file-private": "memory-backend-file,mem-path=/dev/hugepages,share=off",
-    "memfd": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-}
-SHARED = {
-    "memfd": "memory-backend-memfd",
-    "shm": "memory-backend-shm",
-    "ram": "memory-backend-ram,share=on",
-}
+HUGETLB = ("hugetlb-file", "hugetlb-private", "hugetlb")
+SHARED = ("memfd", "shm", "anonymous-shared")
 
 
 def migrate(lab, exits, at_least=20, bandwidth=MIB, **options):
@@ -43,7 +36,7 @@ def migrate(lab, exits, at_least=20, bandwidth=MIB, **options):
         # However many miss a page, the source is asked once; or never, if it comes before a vCPU has sent the request.
         unsent = faults["requests"] - pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
         assert 0 <= unsent <= pair.cpus
-        in_place = options.get("backend") in (HUGETLB["file"], HUGETLB["memfd"])
+        in_place = options.get("backend") in ("hugetlb-file", "hugetlb")
         assert in_place == any(name == "postcopy_mirror" and text.startswith("ram ")
                              for name, text in trace)
         if in_place:
@@ -94,18 +87,17 @@ def test_same_page(lab, exits):
 
 @both_interfaces
 @on_both("exits, backend",
-         choices(EXITS, SHARED, quick=[("on", "memfd"), ("off", "ram")]), quick=[("on", "memfd")])
+         choices(EXITS, SHARED, quick=[("on", "memfd"), ("off", "anonymous-shared")]), quick=[("on", "memfd")])
 def test_shared_memory(lab, exits, backend):
     """Every other page is zero until it is written to."""
-    migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])
+    migrate(lab, exits, pattern="shared", zero=50, backend=backend)
 
 
 @both_interfaces
 @on_both("exits, backend",
-         choices(EXITS, HUGETLB, quick=[("on", "memfd")]))
+         choices(EXITS, HUGETLB, quick=[("on", "hugetlb")]))
 def test_same_huge_page(lab, exits, backend):
-    faults, _ = migrate(lab, exits, at_least=5, pattern="samehuge", memory_mb=64, mem=48,
-                        bandwidth=16 * MIB, backend=HUGETLB[backend])
+    faults, _ = migrate(lab, exits, at_least=5, bandwidth=16 * MIB, **guest_on(backend))
     # The host's page is asked for, of which there are 32.
     assert faults["requests"] <= 32 + ROM_PAGES
     if exits == "on":

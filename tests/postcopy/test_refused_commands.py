@@ -18,7 +18,7 @@ def snapshot(side, command):
 def error_of(side, command, pair):
     if command == "migrate":
         with pytest.raises(ExecuteError) as refused:
-            side.cmd("migrate", uri=f"tcp:127.0.0.1:{next(pair.ports)}")
+            side.cmd("migrate", uri=f"tcp:127.0.0.1:{pair.port()}")
         return str(refused.value)
     return snapshot(side, command)
 
@@ -26,10 +26,10 @@ def error_of(side, command, pair):
 @pytest.mark.parametrize("command", [
     pytest.param("snapshot-save", marks=pytest.mark.slow), pytest.param("snapshot-load", marks=pytest.mark.slow),
     "migrate"])
-def test_refused(lab, command):
+def test_refused(place, command):
     """The source sends nothing for now: who waited for it would keep QEMU's main thread waiting. The guest goes on,
     and when all has come, the same succeeds."""
-    with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
+    with Pair(place, pattern="shared", mem=16) as pair:
         source, destination = pair.sides
         source.wait_ready()
         image = source.add_disk()

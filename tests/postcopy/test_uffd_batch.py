@@ -8,9 +8,9 @@ from tests.lab.pair import INJECT, Pair, until
 
 
 @pytest.mark.slow
-def test_error_within_a_batch(lab):
+def test_error_within_a_batch(place):
     """One of four cannot be served; the others are."""
-    with Pair(lab, exits="off", source=INJECT, destination=INJECT, mem=16) as pair:
+    with Pair(place, exits="off", source=INJECT, destination=INJECT, mem=16) as pair:
         inject = pair.destination.inject
         pair.postcopy(bandwidth=64 << 10)
         pair.destination.wait_event("timing")

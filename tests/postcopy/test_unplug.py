@@ -28,7 +28,7 @@ PERTURB = ("env", "MALLOC_PERTURB_=165")
 def far_pair(lab, device, cpus=1, **options):
     return Pair(lab, memory_mb="32,slots=1,maxmem=1G", cpus=cpus, payload=guest.payload("far"), mem=SIZE_MB,
                 source_options=device,
-                destination_options=[*device, *Qtest.arguments("destination")], **options)
+                destination_options=[*device, *Qtest.arguments(lab, "destination")], **options)
 
 
 def let_go(pair):
@@ -137,7 +137,7 @@ def test_unplug_pci(lab, kind, device):
     lab.write_file(ROM, bytes(64 << 10))
     options = [*hotplug.behind, *device[:-1], f"{device[-1]},id=pci,{hotplug.address}"]
     with Pair(lab, machine=hotplug.machine, memory_mb="32,slots=1,maxmem=1G", source_options=options,
-              destination_options=[*options, *Qtest.arguments("destination")]) as pair:
+              destination_options=[*options, *Qtest.arguments(lab, "destination")]) as pair:
         destination = pair.destination
         names = {"pci", "first"} if kind == "acpi" else {"pci"}
         def there():
