@@ -11,7 +11,7 @@ from tests.lab.clocks import ClockPair, clocks, later_reports, lines_after, numb
 from tests.lab.lab import Lab, tsc_khz
 from tests.lab.pair import FORK, INJECT, STOCK, Side, until
 
-GAP_S = 3
+GAP_S = 2
 HELD = ("-S",)      # the destination does not run before "cont"
 US = 1000           # ns
 # Of vmclock
@@ -70,7 +70,7 @@ def is_as_stock(jump, stopped_s=1):
     assert max(jump.relation_ns) < -1e9
 
 
-def both_stand_still(jump, apart_s=0.1 * GAP_S):
+def both_stand_still(jump, apart_s=0.3):
     """From where the stream of a source that does not tell has them: the kvmclock is read when it is
     written, the TSC at the stop, at most apart_s before."""
     assert jump.backwards == 0, jump
@@ -428,7 +428,7 @@ def test_differences_stay(lab, policy):
         # the TSC, then its base clock. So the kvmclock is never behind, but ahead by the time between
         # the two. Interrupts are off then, but the lab's host may run something else for a time slice.
         assert min(jump.relation_ns) >= -RELATION_NS - RELATION_NS_PER_S * jump.settled_s, jump
-        assert max(jump.relation_ns) < 0.1 * GAP_S * 1e9, jump.relation_ns
+        assert max(jump.relation_ns) < 0.3e9, jump.relation_ns
         assert (abs(jump.tsc_us[0]) <= 10) == (policy == "continuous")
 
 
@@ -501,7 +501,7 @@ def test_unknown_scale(lab, policy):
         assert max(jump.tsc_us) < -GAP_S * 1e6
         assert max(jump.kvmclock_ns) < -GAP_S * 1e9
         # Set one after the other
-        assert max(map(abs, jump.relation_ns)) < 0.1 * GAP_S * 1e9
+        assert max(map(abs, jump.relation_ns)) < 0.3e9
 
 
 @pytest.mark.slow

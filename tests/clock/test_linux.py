@@ -13,7 +13,7 @@ from tests.lab.pair import MIB, until
 
 CPUS = 2
 HOPS = 20
-GAP_S = 3
+GAP_S = 2
 TAI_S = 37
 # Linux takes itself for a guest of Hyper-V, whose clock is then better than the TSC
 HYPERV = ("-cpu", "max,kvm=off,hv-time,hv-relaxed,hv-vpindex")
