@@ -52,7 +52,8 @@ def test_both_clocks_fall_back(policy):
     with Host("kvm") as host, Pair(
             host, capabilities=None, cpus=2, payload=CLOCK, source_options=("-machine", "guest-time=on"),
             destination_options=("-S", "-global", f"migration.guest-time={policy}")) as pair:
-        pair.precopy()
+        pair.source.wait_ready()
+        pair.source.cmd("migrate", uri=pair.listen())
         for side in pair.sides:
             side.wait_status("completed")
         time.sleep(GAP_S)
