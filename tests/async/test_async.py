@@ -283,8 +283,7 @@ def test_a_processor_that_waits_answers_others(lab, way):
             counts = pair.async_counts()
             assert counts["halted"] > 0, counts
         pair.fast()
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         pair.check_threads()
         pair.check_logs()
 

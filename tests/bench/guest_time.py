@@ -118,8 +118,7 @@ def waits(lab, cpus):
         set_host_clock(lab)
         time.sleep(3)
         pair.source.cmd("migrate", uri=pair.listen())
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         until(lambda: "guest_time_start" in dict(pair.destination.trace()), "the guest runs on the destination")
         return {"stop_us": took_us(pair.source, "guest_time_stop"),
                 "start_us": took_us(pair.destination, "guest_time_start")}

@@ -342,8 +342,7 @@ def test_vmclock_is_unreliable(lab, paused):
         if paused:
             pair.source.cmd("stop")
         pair.source.cmd("migrate", uri=pair.listen())
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         assert vmclock_status(pair.destination) == UNRELIABLE
 
 
@@ -447,8 +446,7 @@ def test_deadline(lab, policy):
         pair.source.inject.wait_held("guest-time-taken")
         lab.run(f"sleep {GAP_S}")
         pair.source.inject.release("guest-time-taken")
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         assert not pair.source.report().first("deadline"), "the migration has taken too long"
         lab.run(f"sleep {GAP_S}")
         pair.destination.cmd("cont")
@@ -541,8 +539,7 @@ def test_reset_before_it_runs(lab):
         pair.destination.cmd("set-action", reboot="reset")
         pair.source.wait_event("ready")
         pair.source.cmd("migrate", uri=pair.listen())
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         pair.destination.cmd("system_reset")
         pair.destination.cmd("cont")
         pair.destination.wait_event("ready")
@@ -556,8 +553,7 @@ def moved_on(lab, pair, qemu, *words):
     # KVM takes a TSC that is written by value, and near to what it has, for the same
     lab.run(f"sleep {GAP_S}")
     pair.source.cmd("migrate", uri=pair.listen())
-    for side in pair.sides:
-        side.wait_status("completed")
+    pair.wait_completed()
     pair.source.end()
     lab.run(f"sleep {GAP_S}")
     pair.sides[0] = pair.source = third = Side(lab, "source", qemu, [*words, "-incoming", "defer"], pair.options)
@@ -790,8 +786,7 @@ def test_cpr_transfer(lab, policy):
         pair.source.cmd("migrate", channels=[{"channel-type": "main", "addr": main},
                                              {"channel-type": "cpr", "addr": cpr}])
         pair.destination.connect()
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         lab.run(f"sleep {GAP_S}")
         pair.destination.cmd("cont")
         jump = pair.jump(was, clocks(pair.source, pair.cpus, 0, last=True), pair.destination,

@@ -54,8 +54,7 @@ def test_both_clocks_fall_back(policy):
             destination_options=("-S", "-global", f"migration.guest-time={policy}")) as pair:
         pair.source.wait_ready()
         pair.source.cmd("migrate", uri=pair.listen())
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         time.sleep(GAP_S)
         pair.destination.cmd("cont")
 

@@ -82,8 +82,7 @@ def migrate(lab, mode, link, options):
 
         # Not often: to look takes the lab's two processors away from what is measured.
         until(checked, "the guest's report from the destination (a lost fault?)", timeout=180, pause=1)
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         report = destination.report()
         passes = report.latencies_us(destination.memory(*report.sample_span()), boot["tsc_khz"])
         src, dst = (side.migration("completed") for side in pair.sides)

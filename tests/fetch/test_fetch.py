@@ -164,8 +164,7 @@ def test_last_requests_are_not_read(lab, exits):
         between = wire(pair, Holds)
         pair.postcopy(between.uri, bandwidth=64 << 10)
         until(lambda: between.held_back, "a request that is kept back")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         there, here = channels(pair.source), channels(pair.destination)
         assert there != here
         assert_same(there, here, unread=1)
@@ -175,8 +174,7 @@ def test_last_requests_are_not_read(lab, exits):
 def test_few_pages(lab, exits):
     """While few are outstanding, one channel does all the work."""
     with Pair(lab, exits=exits, fetch=4, cpus=1, pattern="disjoint", mem=8) as pair:
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(bandwidth=64 << 10)
         # When the guest starts, it reads tables in steps: pages are requested ahead, some at a time.
         before, requests = channels(pair.destination), pair.faults()["requests"]
         # With answers that take long, so many pages go along that there are less requests.
@@ -186,8 +184,7 @@ def test_few_pages(lab, exits):
         first, *others = ({key: a[key] - b[key] for key in a} for a, b in zip(after, before, strict=True))
         assert first["pages"] > 50
         assert sum(c["requests"] for c in others) <= first["requests"] / 20
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 @on_both("pattern, exits", [
@@ -198,8 +195,7 @@ def test_few_pages(lab, exits):
 def test_ahead(lab, pattern, exits):
     """Faults in steps ask ahead, and so miss less; random ones do not."""
     with Pair(lab, exits=exits, fetch=4, pattern=pattern, mem=16) as pair:
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(bandwidth=64 << 10)
         until(lambda: pair.faults()["copied-bytes"] > 8 * MIB, "half of the pages")
         faults = pair.faults()
         fetch = pair.destination.cmd("query-migrate")["postcopy-fetch"]
@@ -212,8 +208,7 @@ def test_ahead(lab, pattern, exits):
             assert faults["ahead"] > 4 * missed
             assert faults["ahead-missed"] < faults["ahead"] / 10
         assert "requested ahead: " in pair.destination.hmp("info migrate")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 @on_both("pattern, exits", [
@@ -225,8 +220,7 @@ def test_along(lab, pattern, exits):
     """With answers that take long, other pages go along; but not where they would hide a step from one to the next."""
     with Pair(lab, exits=exits, fetch=2, pattern=pattern, mem=16) as pair:
         between = wire(pair, Counts)
-        pair.postcopy(between.uri, bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(between.uri, bandwidth=64 << 10)
         until(lambda: pair.faults()["copied-bytes"] > 4 * MIB, "pages")
         counts = channels(pair.destination)
         along, requests = (sum(c[key] for c in counts) for key in ("along", "requests"))
@@ -236,8 +230,7 @@ def test_along(lab, pattern, exits):
             assert SANITIZED or along < pair.faults()["ahead"] / 2
         else:
             assert along > 2 * requests
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         here, there = channels(pair.destination), channels(pair.source)
         assert_same(there, here)
         assert sum(c["along"] for c in here) == between.along
@@ -275,8 +268,7 @@ def test_hardly_any_go_along_with_fast_answers():
     with Lab(name="fetch-icount", icount=True) as lab, Pair(lab, exits="on", fetch=2, cpus=1, pattern="disjoint",
                                                             mem=16) as pair:
         pair.postcopy()
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         counts = channels(pair.destination)
         requests, along = (sum(c[kind] for c in counts) for kind in ("requests", "along"))
         print(counts)
@@ -289,8 +281,7 @@ def test_beside_preempt(lab):
     with Pair(lab, exits="on", fetch=2, capabilities=("postcopy-preempt",), mem=8) as pair:
         between = wire(pair)
         pair.postcopy(between.uri)
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         assert len(between.channels) == 3
 
 
@@ -360,10 +351,8 @@ def test_cannot_change(place):
 @pytest.mark.parametrize("fetch", [0, 2])
 def test_cannot_change_while_nobody_listens(place, fetch):
     with Pair(place, fetch=fetch, pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.midst()
+        pair.pause()
         with pytest.raises(ExecuteError):
             pair.destination.cmd("migrate-recover", uri="unix:/no/such/directory/socket")
         with pytest.raises(ExecuteError, match="before the migration begins"):
@@ -379,8 +368,7 @@ def test_cannot_change_while_nobody_listens(place, fetch):
 def test_recovery(lab, trouble):
     with Pair(lab, exits="on", fetch=4, pattern="shared", mem=16) as pair:
         between = pair.wire(pair.listen())
-        pair.postcopy(between.uri)
-        pair.destination.wait_event("timing")
+        pair.midst(between.uri)
         if trouble == "cut":
             between.cut()
         elif trouble == "one-channel":
@@ -391,8 +379,7 @@ def test_recovery(lab, trouble):
         counts = pair.until_all_wait()
         pair.recover()
         pair.until_requests(counts["requests"])
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 def test_recovery_that_breaks(lab):
@@ -403,10 +390,8 @@ def test_recovery_that_breaks(lab):
             raise Close
 
     with Pair(lab, exits="on", fetch=4, pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.midst()
+        pair.pause()
         between = wire(pair, Breaks, "migrate-recover")
         pair.source.cmd("migrate", uri=between.uri, resume=True)
         until(lambda: between.stopped, "the channels break")
@@ -490,8 +475,7 @@ def test_twice(place):
         pair.postcopy(wire(pair, Lie, change=twice).uri)
         pair.until_faults()
         until(lambda: pair.faults()["duplicates"] == 1, "the page that comes once more")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         assert pair.faults()["duplicates"] == 1
 
 

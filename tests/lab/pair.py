@@ -511,6 +511,10 @@ class BasePair(ABC, Generic[AnySide]):
         self.wires.append(wire)
         return wire
 
+    def pause(self) -> None:
+        self.source.cmd("migrate-pause")
+        self.wait_paused()
+
     def wait_paused(self) -> None:
         for side in self.sides:
             side.wait_status("postcopy-paused")
@@ -611,16 +615,22 @@ class BasePair(ABC, Generic[AnySide]):
         """The source sends all that is left."""
         self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
 
-    def finish(self) -> None:
-        """Wait for the end of the migration, and for the guest's check of its memory."""
+    def wait_completed(self) -> None:
         for side in self.sides:
             side.wait_status("completed")
+
+    def finish(self) -> None:
+        """Wait for the end of the migration, and for the guest's check of its memory."""
+        self.wait_completed()
         self.check_memory()
+
+    def finish_fast(self) -> None:
+        self.fast()
+        self.finish()
 
     def recover_and_finish(self) -> None:
         self.recover()
-        self.fast()
-        self.finish()
+        self.finish_fast()
 
     @abstractmethod
     def check_memory(self) -> None:
@@ -643,11 +653,15 @@ class Pair(BasePair[Side]):
 
     side_type = Side
 
+    def midst(self, uri: str | None = None, bandwidth: int = MIB) -> None:
+        """As postcopy(), to the point where the guest touches its memory."""
+        self.postcopy(uri, bandwidth)
+        self.destination.wait_event("timing")
+
     def broken_and_recovered(self) -> None:
         """Post-copy to its end, whose connection is cut while the guest touches its memory."""
         wire = self.wire(self.listen())
-        self.postcopy(wire.uri)
-        self.destination.wait_event("timing")
+        self.midst(wire.uri)
         wire.cut()
         self.wait_paused()
         self.recover_and_finish()

@@ -18,8 +18,7 @@ def blocktime(pair):
 
 def stop_source(pair):
     """Postcopy of which little has come, of a stopped source.  Returns the faults after a wait of WAIT_S."""
-    pair.postcopy(bandwidth=64 << 10)
-    pair.destination.wait_event("timing")
+    pair.midst(bandwidth=64 << 10)
     pair.source.signal("STOP")
     faults = pair.until_all_wait()
     time.sleep(WAIT_S)
@@ -36,8 +35,7 @@ def test_all_wait(place, exits, kick):
         if kick:
             assert pair.destination.registers_of_all() == 4
         pair.source.signal("CONT")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         total, vcpus = blocktime(pair)
         longest = 1000 * (time.monotonic() - begin)
         assert len(vcpus) == 4
@@ -56,8 +54,7 @@ def test_next_page_is_missed_first(place):
         pair.destination.inject.wait_held("postcopy-placed")
         until(lambda: pair.faults()["uffd"] > before, "the next page is missed")
         pair.destination.inject.release("postcopy-placed")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         total, (vcpu,) = blocktime(pair)
         assert 900 * WAIT_S < total <= vcpu
 

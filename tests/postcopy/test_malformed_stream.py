@@ -83,8 +83,7 @@ def test_never(place, exits, backend):
         until(pair.destination.has_read_the_end, "the destination has read the end")
         for side in pair.sides:
             assert side.status() == "postcopy-active"
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.pause()
         pair.recover()
 
 
@@ -94,8 +93,7 @@ def test_end_of_urgent_pages(place, exits, backend):
     lie = End()
     with lied_to(place, lie, exits, backend) as pair:
         until(lambda: lie.page, "the lie")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.pause()
         before = pair.faults()["requests"]
         pair.recover()
         # If urgent pages did not come, each vCPU would wait for its first one until the background is there.
@@ -126,8 +124,7 @@ def test_what_comes_before_postcopy(place, what):
     """The guest runs, and its source sends what belongs before that, or into the package of its devices."""
     lie = Says()
     with Pair(place, pattern="shared", mem=16) as pair:
-        pair.postcopy(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
-        pair.destination.wait_event("timing")
+        pair.midst(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
         lie.what = bytes.fromhex(what)
         pair.wait_paused()
         pair.destination.wait_says("received in postcopy")
@@ -212,10 +209,8 @@ def test_early_resume_ack(place):
         return wire
 
     with Pair(place, capabilities=(), pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.midst()
+        pair.pause()
         wire = recover(NoResume)
         until(lambda: wire.stopped, "RESUME")
         pair.wait_paused()

@@ -66,8 +66,7 @@ def test_mapped_at_once(lab):
         pair.postcopy(bandwidth=64 << 10)
         dst = pair.destination
         dst.wait_event("end")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         taken = int(lab.run(f"cat /sys/kernel/debug/kvm/$(cat {dst.pidfile})-*/pf_taken", check=True).output)
         exits, pages = pair.faults()["exits"], pair.source.report().the("boot")["test_pages"]
     print(f"{taken} faults in KVM, {exits} exits, {pages} pages")

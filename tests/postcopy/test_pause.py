@@ -20,8 +20,7 @@ class ReadsNoUrgentPages(Wire):
 def test_destination_sends(lab):
     """Page requests, with the lock of the return path."""
     with Pair(lab, exits="on", source=INJECT, destination=INJECT, pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
+        pair.midst()
         pair.destination.inject.arm("rp-message")
         pair.destination.inject.wait_held("rp-message")
         pair.destination.cmd("migrate-pause")

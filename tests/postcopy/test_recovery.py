@@ -37,8 +37,7 @@ def silence(pair):
     quick=[(reset, "on", "preempt")])
 def test_recovery(lab, trouble, exits, channels):
     with Pair(lab, exits=exits, pattern="shared", mem=16, **CHANNELS[channels]) as pair:
-        pair.postcopy(pair.through_proxy(pair.listen()))
-        pair.destination.wait_event("timing")
+        pair.midst(pair.through_proxy(pair.listen()))
         trouble(pair)
         pair.wait_paused()
         counts = pair.until_all_wait()
@@ -49,8 +48,7 @@ def test_recovery(lab, trouble, exits, channels):
             assert pair.faults()["exits"] == counts["exits"]
         pair.recover()
         pair.until_requests(counts["requests"])
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         if exits == "on":
             assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
 
@@ -65,8 +63,7 @@ def test_recovery_within_a_page(lab, backend, exits, preempt):
     bandwidth, rate = (64 * MIB, 8 * MIB) if "hugetlb" in backend else (MIB, 2 * MIB)
     with Pair(lab, exits=exits, capabilities=capabilities, **guest_on(backend)) as pair:
         wire = pair.wire(pair.listen(), rate=rate)
-        pair.postcopy(wire.uri, bandwidth=bandwidth)
-        pair.destination.wait_event("timing")
+        pair.midst(wire.uri, bandwidth=bandwidth)
         until(lambda: pair.faults()["requests"] > 2, "some pages are asked for")
         wire.cut()
         pair.wait_paused()
@@ -85,10 +82,8 @@ def breaks_again(pair, after):
 def test_recovery_fails_and_is_tried_again(lab):
     """The connection breaks in the handshake; then nobody comes, and the destination listens anew."""
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.midst()
+        pair.pause()
         breaks_again(pair, 1)
         breaks_again(pair, 100)
         pair.listen("migrate-recover")
@@ -100,8 +95,7 @@ def test_recovery_when_all_was_sent(lab, trouble):
     """The source has nothing left to send, and waits for the destination, which lacks pages."""
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
         wire = pair.wire(pair.listen())
-        pair.postcopy(wire.uri)
-        pair.destination.wait_event("timing")
+        pair.midst(wire.uri)
         wire.swallows = True
         pair.fast()
         until(lambda: "migration_completion_postcopy_end_after_complete" in dict(pair.source.trace()),
@@ -124,8 +118,7 @@ def test_no_memory_for_a_page(lab):
         # Private: memory for shared ones is got before they come.
         with Pair(lab, exits="on", backend=BACKENDS["hugetlb-private"] + ",reserve=off",
                   pattern="samehuge", memory_mb=64, mem=48) as pair:
-            pair.postcopy(pair.wire(pair.listen(), rate=4 * MIB).uri, bandwidth=64 * MIB)
-            pair.destination.wait_event("timing")
+            pair.midst(pair.wire(pair.listen(), rate=4 * MIB).uri, bandwidth=64 * MIB)
             used = int(lab.run("awk '/HugePages_Total/ {t=$2} /HugePages_Free/ {print t-$2}' "
                                "/proc/meminfo", check=True).output)
             lab.run(f"echo {used + 2} >{pool}", check=True)
@@ -162,8 +155,7 @@ def test_recovery_while_the_main_thread_waits(lab, channels, encrypted, trouble)
               destination_options=("-monitor", f"tcp:127.0.0.1:{MONITOR},server=on,wait=off"),
               **CHANNELS[channels]) as pair:
         wire = pair.wire(pair.listen())
-        pair.postcopy(wire.uri)
-        pair.destination.wait_event("timing")
+        pair.midst(wire.uri)
         wire.swallows = True
         # The end of the memory comes last, but for what the guest has touched.
         boot = pair.source.report().the("boot")
@@ -182,8 +174,7 @@ def test_recovery_while_the_main_thread_waits(lab, channels, encrypted, trouble)
               "the destination is paused, and listens")
         pair.source.cmd("migrate", uri=pair.uri_of(port), resume=True)
         pair.wait_recovered()
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         until(lambda: f"{pages[-1]:016x}: 0x" in reader.output, "all pages have been read")
         reader.kill()
 
@@ -191,16 +182,13 @@ def test_recovery_while_the_main_thread_waits(lab, channels, encrypted, trouble)
 @on_both()
 def test_recovery_while_the_guest_is_stopped(lab):
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.midst()
+        pair.pause()
         pair.until_all_wait()
         pair.destination.cmd("stop")
         pair.recover()
         pair.destination.cmd("cont")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 @pytest.mark.slow

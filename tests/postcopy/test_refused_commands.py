@@ -35,15 +35,13 @@ def test_refused(place, command):
         image = source.add_disk()
         assert not source.run_job("snapshot-save", tag="old", vmstate="disk", devices=["disk"])
         source.cmd("blockdev-del", node_name="disk")
-        pair.postcopy()
-        destination.wait_event("timing")
+        pair.midst()
         source.signal("STOP")
         destination.attach_disk(image)
         assert REASON in error_of(destination, command, pair)
         assert REASON in destination.hmp(HUMAN[command])
         assert destination.cmd("query-status")["status"] == "running"
         source.signal("CONT")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         if command != "migrate":
             assert not snapshot(destination, command)

@@ -106,8 +106,7 @@ def test_not_once_the_destination_may_run_it(place):
         pair.recover()
         with pytest.raises(ExecuteError, match=REFUSED):
             pair.source.cmd("migrate_cancel")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 class Full(Lie):

@@ -57,8 +57,7 @@ def test_unplug(lab, exits):
         assert pair.faults()["oldest"]["ramblock"] == "far"
         assert destination.status() == "postcopy-active"
         # By a connection that does not lie.
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.pause()
         pair.recover_and_finish()
         unplug_memory(destination)
 
@@ -85,8 +84,7 @@ def test_plug(lab, exits, when):
         destination.wait_event("timing")
         if when == "postcopy":
             plug()
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         assert destination.cmd("query-memory-devices")
         names = [name for name, _ in destination.trace()]
         assert ("kvm_exit_on_missing_disable" in names) == (exits == "on")
@@ -151,8 +149,7 @@ def test_unplug_pci(lab, kind, device):
             hotplug.eject(qtest)
             destination.wait_says(UNRECEIVED.format("pci"))
             assert there() == names
-            pair.source.cmd("migrate-pause")
-            pair.wait_paused()
+            pair.pause()
             pair.recover_and_finish()
             destination.cmd("device_del", id="pci")
             if kind == "acpi":

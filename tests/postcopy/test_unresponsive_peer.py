@@ -47,8 +47,7 @@ def test_destination_does_not_wait(place, channel, says):
             assert pair.destination.cmd("query-migrate")["status"] == "setup"
             pair.start(uri, bandwidth=64 << 20)
             pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
-            for side in pair.sides:
-                side.wait_status("completed")
+            pair.wait_completed()
         pair.check_memory()
         assert pair.destination.status() == "completed"
         pair.source.cmd("quit")
@@ -140,8 +139,7 @@ def test_recovery_can_be_paused(place):
     with listening() as server, \
             Pair(place, capabilities=(), mem=16, tls=tls.directory(place)) as pair:
         wire = pair.wire(pair.listen())
-        pair.postcopy(wire.uri)
-        pair.destination.wait_event("timing")
+        pair.midst(wire.uri)
         wire.cut()
         pair.wait_paused()
         pair.source.cmd("migrate", uri=pair.uri_of_server(server), resume=True)
@@ -157,10 +155,8 @@ def test_recovery_is_awaited_anew(place):
     """A stranger says nothing where the destination awaits the source. Who lets it listen anew need not wait for
     his handshake to be given up."""
     with Pair(place, capabilities=(), mem=16, tls=tls.directory(place)) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.midst()
+        pair.pause()
         uri = pair.listen("migrate-recover")
         with socket.create_connection(("127.0.0.1", pair.host_port_of(uri)), timeout=60) as stranger:
             connected(pair.lab, uri)
@@ -168,5 +164,4 @@ def test_recovery_is_awaited_anew(place):
             assert not stranger.recv(1)
             pair.source.cmd("migrate", uri=again, resume=True)
             until(lambda: pair.source.status() == "postcopy-active", "recovery", timeout=10)
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()

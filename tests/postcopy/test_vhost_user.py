@@ -115,8 +115,7 @@ def test_backend(lab, exits, channels, memory):
         assert pair.destination.status() == "postcopy-active"
         counts = pair.faults()
         assert (counts["exits"] > 0) == (exits == "on"), counts
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         print(f"{pair.backend_faults()} faults of the backend, {pair.faults()}")
         pair.check_disk()
 
@@ -135,8 +134,7 @@ def test_recovery(lab):
         assert pair.backend_waits()
         pair.recover()
         until(lambda: pair.transfers() > seen + 10, "the guest uses its disk")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
         pair.check_disk()
 
@@ -153,8 +151,7 @@ def test_stop_and_go_on(lab):
         seen = pair.transfers()
         until(lambda: pair.transfers() > seen + 10, "the guest uses its disk")
         assert pair.destination.status() == "postcopy-active"
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         pair.check_disk()
 
 
@@ -171,8 +168,7 @@ def test_backend_dies(lab):
         pair.until_reports(len(pair.destination.report().lines) + 1)
         seen, faults = pair.transfers(), pair.backend_faults()
         pair.until_reports(len(pair.destination.report().lines) + 10)
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         said = [line for line in pair.destination.job.output.splitlines() if "-trace" not in line]
         print(said)
         assert len(said) < 20
