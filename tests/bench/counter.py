@@ -8,7 +8,6 @@ each VM one when it starts, by writing back the value that it has read.
 In the lab, where the processors are emulated, only the ratio tells something. With --qemu, the guest is run by this
 machine's KVM. Prints a table, and writes build/reports/counter.json and .md.
 """
-import argparse
 import contextlib
 import math
 import shlex
@@ -98,7 +97,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--qemu", metavar="PROGRAM", help="run the guest on this machine, by that qemu-system-aarch64")
     cli.main("bench", run, parser.parse_args())
 

@@ -5,7 +5,6 @@ Runs build/tests/demand-paging for some numbers of vCPUs and two kinds of memory
 way, in an order that turns. Prints tables, and writes build/reports/demand-paging.json, .md and pictures.
 Ratios are of the medians, with those of the rounds in brackets.
 """
-import argparse
 import json
 import statistics
 
@@ -120,7 +119,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="2 rounds of 4 MiB, one kind of memory")
     parser.add_argument("--vcpus", nargs="+", type=int, default=[1, 2, 4, 8, 16], help="(1 2 4 8 16)")
     parser.add_argument("--memory", type=int, metavar="MIB", help="of each vCPU (16)")

@@ -7,7 +7,6 @@ stands still; by how much the kvmclock moves against the TSC; and whether one go
 migrations in a row, and how long a guest of one vCPU and one of 64 wait for their clocks. Prints a table,
 and writes build/reports/guest-time.json.
 """
-import argparse
 import statistics
 import time
 
@@ -178,8 +177,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="5 in a row, blackouts of 1 s")
     parser.add_argument("--number", type=int,
                         help="migrations in a row with the fork's guest-time=continuous (100); 10 with the others")

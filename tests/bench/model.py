@@ -13,7 +13,6 @@ build/tests/demand-paging, with few and many vCPUs.
 Then the model for many vCPUs, on a host with a processor for each of them. Prints tables, and writes
 build/reports/model.json, .md and a picture.
 """
-import argparse
 import json
 import statistics
 
@@ -185,7 +184,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="1 round")
     parser.add_argument("--rounds", type=int, help="(3; with --icount 1)")
     bench.add_icount(parser)

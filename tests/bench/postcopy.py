@@ -14,7 +14,6 @@ switches and processor time are those from the start of post-copy to the end of 
 memory; a fault is an exit or a message from userfaultfd, and with stock QEMU, which does not count
 these, a page that was asked for. Nothing is traced meanwhile.
 """
-import argparse
 import contextlib
 import re
 import shutil
@@ -435,8 +434,7 @@ def publish(options, about, network, measured, counted):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="kinds of memory (all)")
     parser.add_argument("--rounds", type=int, help="migrations of each kind (5); 0: only --count")
     parser.add_argument("--quick", action="store_true", help="2 rounds, anonymous memory")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Put together what the benches wrote to build/reports, as build/reports/report.md."""
-import argparse
 import json
 
 from tests.lab import cli
@@ -37,7 +36,7 @@ def run(_):
 
 
 def main():
-    cli.main("bench", run, argparse.ArgumentParser(description=__doc__).parse_args())
+    cli.main("bench", run, cli.parser(__doc__).parse_args())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ just after it; shares of all touches do not compare, since one snapshot lasts lo
 Before that, the table of the commit that brought UFFD_FEATURE_WP_UNPOPULATED to Linux, by a program
 without QEMU (tests/bench/protect.c): what it takes to protect empty memory in each way there is.
 """
-import argparse
 import itertools
 import json
 import re
@@ -237,8 +236,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="1 round of a guest of 1 GiB")
     parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="of the guest (1 4 8; in the lab 1)")
     parser.add_argument("--ways-mib", type=int, metavar="MIB",

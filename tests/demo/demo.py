@@ -8,7 +8,6 @@ so with exits off and on, by a Unix socket.
 Prints a table and what it says, and writes build/reports/demo.json, demo.png and demo.svg.
 What is measured, and how, is told in docs/demo.md.
 """
-import argparse
 import json
 import sys
 import textwrap
@@ -212,8 +211,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--arch", choices=MACHINES, default="x86_64", help="of the lab (x86_64)")
     parser.add_argument("--compare", choices=MODES, help="with QEMU 10.0 over a link, or exits off and on "
                         "(stock; for arm64 exits)")

@@ -7,7 +7,6 @@ each, where it is whole; where it is not, the QEMU that is left must say so. Pri
 each migration, and writes build/reports/soak.json. What hangs, or ends otherwise, ends the run, with
 the seed that repeats it and what to look at.
 """
-import argparse
 import json
 import random
 import signal
@@ -19,6 +18,7 @@ from collections import Counter
 
 from qemu.qmp import ExecuteError
 
+from tests.lab import cli
 from tests.lab.failures import ACTIONS, HELD, PHASES, Ended, Failures, diagnosis, phase_wire
 from tests.lab.lab import Lab
 from tests.lab.pair import MIB, Pair, until
@@ -271,7 +271,7 @@ class Soak:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--number", type=int, default=200, help="of migrations (200)")
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow (1)")
     parser.add_argument("--fetch", action="store_true", help="each by 1 to 8 fetch channels, not half of them")
