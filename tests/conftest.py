@@ -101,7 +101,8 @@ def _machine():
 def lab(request, _machine):
     """The first-level machine that all tests share; one that died is booted again.
     x86-64's, unless the test has a mark of arches.py."""
-    arch = getattr(request, "param", "x86_64")
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    arch = params.get("lab") or params.get("place") or "x86_64"
     if not _machine or _machine[0].arch != arch:
         for other in _machine:
             other.kill()
@@ -140,10 +141,11 @@ def _host(request):
 
 @pytest.fixture
 def place(request):
-    """For tests that need no exit of KVM: this machine, which is faster, or else the lab. Cases with exits=on and those
-    with huge pages are for the lab in any case."""
+    """For tests that need no exit of KVM: this machine, which is faster, or else the lab. Cases with exits=on, those
+    with huge pages and those of arm64 are for the lab in any case."""
     params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    here = params.get("exits") != "on" and "huge" not in str(params.get("backend"))
+    here = (params.get("exits") != "on" and "huge" not in str(params.get("backend"))
+            and params.get("place") != "aarch64")
     host = here and request.getfixturevalue("_host")
     if not host:
         yield request.getfixturevalue("lab")
@@ -156,6 +158,9 @@ def place(request):
 @pytest.fixture
 def by(request, monkeypatch):
     """The interface that L1 offers, also one that the test boots: @both_interfaces of arches.py."""
+    if request.node.callspec.params.get("exits") == "off":
+        yield request.param
+        return
     with kvm_interface.offered(request.getfixturevalue("lab"), request.param):
         monkeypatch.setenv("INTERFACE", request.param)
         yield request.param

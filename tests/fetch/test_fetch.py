@@ -140,10 +140,10 @@ def wire(pair, kind=FetchWire, command="migrate-incoming", **options):
     ("anonymous", "on", 4), ("hugetlb", "on", 2),
     *choices(["anonymous", "memfd", "hugetlb", "hugetlb-private"], ["on", "off"], [1, 16],
              quick=[("memfd", "off", 1)])], quick=[("anonymous", "on", 4)])
-def test_fetch(lab, backend, exits, n):
+def test_fetch(place, backend, exits, n):
     """All that is requested passes the channels, and both sides count the same. vCPUs miss so many pages at a time that
     four channels are in use."""
-    with Pair(lab, exits=exits, fetch=n, **guest_on(backend, "sequential")) as pair:
+    with Pair(place, exits=exits, fetch=n, **guest_on(backend, "sequential")) as pair:
         pair.postcopy(bandwidth=64 * MIB if "hugetlb" in backend else MIB)
         pair.finish()
         there, here = channels(pair.source), channels(pair.destination)
@@ -158,9 +158,9 @@ def test_fetch(lab, backend, exits, n):
 
 
 @on_both("exits", ["on", pytest.param("off", marks=slow)], quick=[])
-def test_last_requests_are_not_read(lab, exits):
+def test_last_requests_are_not_read(place, exits):
     """The pages come by the main channel, as all others: nobody waits for who answers."""
-    with Pair(lab, exits=exits, fetch=2, pattern="disjoint", mem=8) as pair:
+    with Pair(place, exits=exits, fetch=2, pattern="disjoint", mem=8) as pair:
         between = wire(pair, Holds)
         pair.postcopy(between.uri, bandwidth=64 << 10)
         until(lambda: between.held_back, "a request that is kept back")

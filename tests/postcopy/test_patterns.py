@@ -18,9 +18,9 @@ HUGETLB = ("hugetlb-file", "hugetlb-private", "hugetlb")
 SHARED = ("memfd", "shm", "anonymous-shared")
 
 
-def migrate(lab, exits, at_least=20, bandwidth=MIB, **options):
+def migrate(place, exits, at_least=20, bandwidth=MIB, **options):
     """Migrate a guest of 4 vCPUs; the counts of its faults, and the destination's trace."""
-    with Pair(lab, exits=exits, **({"mem": 8} | options)) as pair:
+    with Pair(place, exits=exits, **({"mem": 8} | options)) as pair:
         pair.postcopy(bandwidth=bandwidth)
         pair.finish()
         faults = pair.faults()
@@ -54,8 +54,8 @@ def assert_shared(faults):
 
 @both_interfaces
 @on_both("exits", EXITS, quick=["on"])
-def test_different_pages(lab, exits):
-    migrate(lab, exits, pattern="disjoint")
+def test_different_pages(place, exits):
+    migrate(place, exits, pattern="disjoint")
 
 
 @both_interfaces
@@ -78,8 +78,8 @@ def test_mapped_at_once(lab):
 
 @both_interfaces
 @on_both("exits", EXITS)
-def test_same_page(lab, exits):
-    faults, _ = migrate(lab, exits, pattern="shared")
+def test_same_page(place, exits):
+    faults, _ = migrate(place, exits, pattern="shared")
     if exits == "on":
         assert_shared(faults)
 
@@ -87,16 +87,16 @@ def test_same_page(lab, exits):
 @both_interfaces
 @on_both("exits, backend",
          choices(EXITS, SHARED, quick=[("on", "memfd"), ("off", "anonymous-shared")]), quick=[("on", "memfd")])
-def test_shared_memory(lab, exits, backend):
+def test_shared_memory(place, exits, backend):
     """Every other page is zero until it is written to."""
-    migrate(lab, exits, pattern="shared", zero=50, backend=backend)
+    migrate(place, exits, pattern="shared", zero=50, backend=backend)
 
 
 @both_interfaces
 @on_both("exits, backend",
          choices(EXITS, HUGETLB, quick=[("on", "hugetlb")]))
-def test_same_huge_page(lab, exits, backend):
-    faults, _ = migrate(lab, exits, at_least=5, bandwidth=16 * MIB, **guest_on(backend))
+def test_same_huge_page(place, exits, backend):
+    faults, _ = migrate(place, exits, at_least=5, bandwidth=16 * MIB, **guest_on(backend))
     # The host's page is asked for, of which there are 32.
     assert faults["requests"] <= 32 + ROM_PAGES
     if exits == "on":
@@ -105,9 +105,9 @@ def test_same_huge_page(lab, exits, backend):
 
 @both_interfaces
 @on_both("exits", EXITS)
-def test_write_to_a_zero_page(lab, exits, by):
+def test_write_to_a_zero_page(place, exits, by):
     """They cost little to send: many have come before they are touched, others are requested."""
-    faults, trace = migrate(lab, exits, pattern="zerowrite", zero=60)
+    faults, trace = migrate(place, exits, pattern="zerowrite", zero=60)
     if exits == "off":
         assert faults["populated"] == 0
         return

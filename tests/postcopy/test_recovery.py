@@ -56,12 +56,12 @@ def test_recovery(lab, trouble, exits, channels):
 @both_interfaces
 @on_both("backend, exits, preempt", choices(
     ["memfd", "hugetlb", "hugetlb-private"], ["on", "off"], [True, False], quick=[("hugetlb", "on", False)]))
-def test_recovery_within_a_page(lab, backend, exits, preempt):
+def test_recovery_within_a_page(place, backend, exits, preempt):
     """The connection is so slow that it breaks when a part of a huge page has come."""
     capabilities = ("postcopy-preempt",) if preempt else ()
     # Slow enough that the source has much left, though buffers on the way take some MiB.
     bandwidth, rate = (64 * MIB, 8 * MIB) if "hugetlb" in backend else (MIB, 2 * MIB)
-    with Pair(lab, exits=exits, capabilities=capabilities, **guest_on(backend)) as pair:
+    with Pair(place, exits=exits, capabilities=capabilities, **guest_on(backend)) as pair:
         wire = pair.wire(pair.listen(), rate=rate)
         pair.midst(wire.uri, bandwidth=bandwidth)
         until(lambda: pair.faults()["requests"] > 2, "some pages are asked for")
