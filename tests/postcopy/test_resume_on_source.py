@@ -79,7 +79,7 @@ def test_memory_is_placed_until_the_destination_ends(place):
         inject.wait_held("rp-message")
         before = written()
         inject.hold_next("rp-message")
-        until(lambda: any(pair.destination.sleeps_in("futex", thread) for thread in ("", "mig/dst/listen")),
+        until(lambda: any(pair.destination.sleeps_in("futex", *names) for names in ((), ("mig/dst/listen",))),
               "the other thread waits")
         inject.release("rp-message")
         until(lambda: not pair.destination.job.running, "the destination ends")
