@@ -10,7 +10,7 @@ import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab import other_qemu
-from tests.lab.arches import both_interfaces, choices, on_both
+from tests.lab.arches import both_interfaces, listed, on_both
 from tests.lab.backends import guest_on
 from tests.lab.fetch_proxy import ALONG, END, HEADER, HELLO_SIZE, PAGES, REQUEST, FetchWire, Frame, frames
 from tests.lab.guest import wait_threshold_us
@@ -136,10 +136,11 @@ def wire(pair, kind=FetchWire, command="migrate-incoming", **options):
 
 
 @both_interfaces
-@on_both("backend, exits, n", [
+@on_both("backend, exits, n", listed(
     ("anonymous", "on", 4), ("hugetlb", "on", 2),
-    *choices(["anonymous", "memfd", "hugetlb", "hugetlb-private"], ["on", "off"], [1, 16],
-             quick=[("memfd", "off", 1)])], quick=[("anonymous", "on", 4)])
+    ("anonymous", "on", 1), ("anonymous", "off", 16), ("memfd", "on", 16), ("memfd", "off", 1),
+    ("hugetlb", "on", 1), ("hugetlb", "off", 16), ("hugetlb-private", "on", 16), ("hugetlb-private", "off", 1),
+    quick=[("anonymous", "on", 4), ("hugetlb", "on", 2), ("memfd", "off", 1)]), quick=[("anonymous", "on", 4)])
 def test_fetch(place, backend, exits, n):
     """All that is requested passes the channels, and both sides count the same. vCPUs miss so many pages at a time that
     four channels are in use."""

@@ -61,8 +61,12 @@ def _parametrize(arches: Iterable[str], names: str, values: Iterable[Any], quick
 def choices(*axes: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """Values for on_both() or parametrize(): one of each axis, in all combinations. Those that are
     not in quick are slow."""
-    return [choice if choice in quick else pytest.param(*choice, marks=pytest.mark.slow)
-            for choice in product(*axes)]
+    return listed(*product(*axes), quick=quick)
+
+
+def listed(*values: Any, quick: Collection[Any]) -> list[Any]:
+    """The same of these combinations: where the soak draws all of them, each pair is enough."""
+    return [value if value in quick else pytest.param(*value, marks=pytest.mark.slow) for value in values]
 
 
 def on_both(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> Mark:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lab import tls
-from tests.lab.arches import both_interfaces, choices, on_both
+from tests.lab.arches import both_interfaces, choices, listed, on_both
 from tests.lab.backends import BACKENDS, CHANNELS, guest_on
 from tests.lab.pair import INJECT, MIB, Pair, until
 
@@ -30,8 +30,9 @@ def silence(pair):
 
 
 @both_interfaces
-@on_both("trouble, exits, channels", choices(
-    [pause, reset, silence], ["on", "off"], ["preempt", "one-channel"],
+@on_both("trouble, exits, channels", listed(
+    (reset, "on", "preempt"), (reset, "off", "one-channel"), (silence, "on", "one-channel"),
+    (silence, "off", "preempt"), (pause, "on", "preempt"), (pause, "off", "one-channel"),
     # Each of them, with exits and without.
     quick=[(reset, "on", "preempt"), (silence, "on", "one-channel"), (pause, "off", "one-channel")]),
     quick=[(reset, "on", "preempt")])
@@ -54,14 +55,15 @@ def test_recovery(lab, trouble, exits, channels):
 
 
 @both_interfaces
-@on_both("backend, exits, preempt", choices(
-    ["memfd", "hugetlb", "hugetlb-private"], ["on", "off"], [True, False], quick=[("hugetlb", "on", False)]))
-def test_recovery_within_a_page(place, backend, exits, preempt):
+@on_both("backend, exits, channels", listed(
+    ("memfd", "on", "preempt"), ("memfd", "off", "one-channel"), ("hugetlb", "on", "one-channel"),
+    ("hugetlb", "off", "preempt"), ("hugetlb-private", "on", "preempt"), ("hugetlb-private", "off", "one-channel"),
+    quick=[("hugetlb", "on", "one-channel")]))
+def test_recovery_within_a_page(place, backend, exits, channels):
     """The connection is so slow that it breaks when a part of a huge page has come."""
-    capabilities = ("postcopy-preempt",) if preempt else ()
     # Slow enough that the source has much left, though buffers on the way take some MiB.
     bandwidth, rate = (64 * MIB, 8 * MIB) if "hugetlb" in backend else (MIB, 2 * MIB)
-    with Pair(place, exits=exits, capabilities=capabilities, **guest_on(backend)) as pair:
+    with Pair(place, exits=exits, **CHANNELS[channels], **guest_on(backend)) as pair:
         wire = pair.wire(pair.listen(), rate=rate)
         pair.midst(wire.uri, bandwidth=bandwidth)
         until(lambda: pair.faults()["requests"] > 2, "some pages are asked for")
