@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.lab import linux_guest
-from tests.lab.arches import both_interfaces, on_both
+from tests.lab.arches import both_interfaces, choices, on_both
 from tests.lab.async_guest import all_delivered, finish, guest_with, until_announced
 from tests.lab.backends import CHANNELS
 from tests.lab.linux_guest import ASYNC_PF
@@ -19,11 +19,8 @@ QUICK = (1, "anonymous", "preempt")
 
 
 @both_interfaces
-@on_both("cpus, backend, channels", [
-    QUICK,
-    *(pytest.param(cpus, backend, channels, marks=slow)
-      for cpus in (1, 2, 4) for backend in ("anonymous", "memfd", "hugetlb") for channels in ("preempt", "one-channel")
-      if (cpus, backend, channels) != QUICK)], quick=[QUICK])
+@on_both("cpus, backend, channels", choices(
+    (1, 2, 4), ("anonymous", "memfd", "hugetlb"), ("preempt", "one-channel"), quick=[QUICK]), quick=[QUICK])
 def test_linux_takes_them(lab, cpus, backend, channels):
     with guest_with(lab, cpus=cpus, backend=backend, **CHANNELS[channels]) as pair:
         # Of 80 huge pages the kernel misses most: they must not come by themselves before tasks miss some

@@ -82,7 +82,7 @@ def in_a_row(lab, variant, number):
             sides.append(Side(lab, name, qemu, [*words, "-incoming", "defer"], options))
             old, new = sides
             new.connect()
-            old.cmd("migrate-set-capabilities", capabilities=[{"capability": "return-path", "state": True}])
+            old.set_capabilities("return-path")
             new.cmd("migrate-incoming", uri=f"tcp:127.0.0.1:{4010 + n % 2}")
             old.cmd("migrate", uri=f"tcp:127.0.0.1:{4010 + n % 2}")
             for side in sides:

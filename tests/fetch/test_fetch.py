@@ -298,7 +298,7 @@ def test_capabilities_later(place):
     """preempt, which was set before, does not stand in the way of others."""
     with Pair(place, fetch=2, capabilities=("postcopy-preempt",), mem=8) as pair:
         pair.listen()
-        pair.destination.cmd("migrate-set-capabilities", capabilities=[{"capability": "events", "state": True}])
+        pair.destination.set_capabilities("events")
 
 
 @pytest.mark.parametrize("ways", [

@@ -100,8 +100,7 @@ class LinuxPair(BasePair[LinuxSide]):
         self.sides = [self.source, self.destination]
         self.destination.connect()
         for side in self.sides:
-            side.cmd("migrate-set-capabilities",
-                     capabilities=[{"capability": c, "state": True} for c in self.capabilities])
+            side.set_capabilities(*self.capabilities)
         if self.exits:
             self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
 

@@ -202,6 +202,9 @@ class BaseSide(ABC):
             self.qmp.close()  # raises what ended the connection
             raise
 
+    def set_capabilities(self, *names: str, state: bool = True) -> None:
+        self.cmd("migrate-set-capabilities", capabilities=[{"capability": name, "state": state} for name in names])
+
     def cmd_out_of_band(self, name: str, **arguments: object) -> str:
         """Whatever QEMU's main thread does; returns the error, or an empty string."""
         answer = self.qmp.cmd_obj({"exec-oob": name, "arguments": arguments})
@@ -446,8 +449,7 @@ class BasePair(ABC, Generic[AnySide]):
             self.source, self.destination = self.sides
             for side in self.sides:
                 side.connect()
-                side.cmd("migrate-set-capabilities",
-                         capabilities=[{"capability": c, "state": True} for c in self.capabilities])
+                side.set_capabilities(*self.capabilities)
                 if self.tls:
                     side.cmd("migrate-set-parameters", tls_creds="tls")
             for side, channels in zip(self.sides, self.fetch, strict=True):

@@ -48,7 +48,7 @@ class Machine:
         try:
             self.side = self._side("source", qemu, arguments, wrapper)
             self.side.wait_event("ready")
-            self.enable("background-snapshot", *self.capabilities)
+            self.side.set_capabilities("background-snapshot", *self.capabilities)
         except BaseException as e:
             self.__exit__(type(e), e, None)
             raise
@@ -68,10 +68,6 @@ class Machine:
         if error:
             error.add_note(keep_logs("snapshot", self.sides))
         self.lab.run(f"rm -f {self.file}")
-
-    def enable(self, *names: str, side: Side | None = None) -> None:
-        (side or self.side).cmd("migrate-set-capabilities",
-                                capabilities=[{"capability": c, "state": True} for c in names])
 
     # Snapshots
 
@@ -117,8 +113,7 @@ class Machine:
         keep: leave it there, for Qtest; status: of a guest that does not run by itself."""
         side = self._side("destination", qemu, ["-incoming", "defer",
                                                 *(Qtest.arguments(self.lab, "destination") if keep else ())])
-        if capabilities:
-            self.enable(*capabilities, side=side)
+        side.set_capabilities(*capabilities)
         side.cmd("migrate-incoming", uri=f"file:{self.file}")
         if status:
             until(lambda: side.cmd("query-status")["status"] == status, f"the restored guest is {status}")

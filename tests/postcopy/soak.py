@@ -83,18 +83,14 @@ def told(c):
     return ", ".join(words)
 
 
-def set_capabilities(side, value, *names):
-    side.cmd("migrate-set-capabilities", capabilities=[{"capability": c, "state": value} for c in names])
-
-
 def cancel_snapshots(pair, delays_s, note):
     """Each ends cancelled or completed, and leaves the source as it was."""
     source = pair.source
     if not delays_s:
         return
     source.wait_event("ready")
-    set_capabilities(source, False, *pair.capabilities)
-    set_capabilities(source, True, "background-snapshot")
+    source.set_capabilities(*pair.capabilities, state=False)
+    source.set_capabilities("background-snapshot")
     for delay_s in delays_s:
         source.cmd("migrate", uri=f"file:{pair.lab.tmp}/snapshot")
         time.sleep(delay_s)
@@ -105,8 +101,8 @@ def cancel_snapshots(pair, delays_s, note):
         assert status == "completed" if before == "completed" else status != "failed", (before, status)
         assert source.cmd("query-status")["running"], f"the guest is stopped by a snapshot that was {status}"
         note(f"snapshot {status}")
-    set_capabilities(source, False, "background-snapshot")
-    set_capabilities(source, True, *pair.capabilities)
+    source.set_capabilities("background-snapshot", state=False)
+    source.set_capabilities(*pair.capabilities)
     pair.lab.run(f"rm -f {pair.lab.tmp}/snapshot")
 
 

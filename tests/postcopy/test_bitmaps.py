@@ -9,7 +9,7 @@ def test_bitmaps_alone(place):
         for side in pair.sides:
             # By its bitmap, QEMU takes it for 32 MiB to be sent: too much for the blackout, which has time for memory
             side.add_disk(16 << 30)
-            side.cmd("migrate-set-capabilities", capabilities=[{"capability": "dirty-bitmaps", "state": True}])
+            side.set_capabilities("dirty-bitmaps")
         pair.source.qmp.cmd("block-dirty-bitmap-add", node="disk", name="changed", granularity=512)
         pair.start(bandwidth=8 * MIB)
         pair.source.cmd("migrate-start-postcopy")

@@ -25,7 +25,7 @@ def use_multifd(pair):
     for side in pair.sides:
         # With a sanitizer, the switch, which nothing interrupts, can take the whole downtime limit.
         side.qmp.settimeout(60 if SANITIZED else 20)
-        side.cmd("migrate-set-capabilities", capabilities=[{"capability": "multifd", "state": True}])
+        side.set_capabilities("multifd")
 
 
 @pytest.mark.parametrize("channel, says", [
