@@ -11,8 +11,9 @@ import pytest
 
 from tests.lab import kvm_interface, limits, sanitizer
 from tests.lab.arches import FIRST, SECOND
+from tests.lab.host import Host
 from tests.lab.lab import Lab
-from tests.lab.paths import ROOT, below
+from tests.lab.paths import ROOT, SANITIZED, below
 
 MEMORY_MB = 3072    # of a first-level machine
 # Paths, or what -k takes
@@ -100,7 +101,8 @@ def _machine():
 def lab(request, _machine):
     """The first-level machine that all tests share; one that died is booted again.
     x86-64's, unless the test has a mark of arches.py."""
-    arch = getattr(request, "param", "x86_64")
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    arch = params.get("lab") or params.get("place") or "x86_64"
     if not _machine or _machine[0].arch != arch:
         for other in _machine:
             other.kill()
@@ -126,9 +128,39 @@ def lab(request, _machine):
         assert not found, "\n\n".join(found)
 
 
+@pytest.fixture(scope="session")
+def _host(request):
+    """This machine, with TCG; None where its kernel denies what tests need."""
+    with Host("tcg", name=os.environ.get("PYTEST_XDIST_WORKER", "pytest") + "-host") as host:
+        # Of sanitizers, the fixture lab knows the environment and the reports.
+        why_not = "a sanitizer's QEMU" if SANITIZED else host.why_not()
+        if why_not:
+            request.config.get_terminal_writer().line(f"in the lab, not on this machine: {why_not}")
+        yield None if why_not else host
+
+
+@pytest.fixture
+def place(request):
+    """For tests that need no exit of KVM: this machine, which is faster, or else the lab. Cases with exits=on, those
+    with huge pages and those of arm64 are for the lab in any case."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    here = (params.get("exits") != "on" and "huge" not in str(params.get("backend"))
+            and params.get("place") != "aarch64")
+    host = here and request.getfixturevalue("_host")
+    if not host:
+        yield request.getfixturevalue("lab")
+        return
+    yield host
+    left = host.leftovers()
+    assert not left, f"processes that the test has left: {left}"
+
+
 @pytest.fixture
 def by(request, monkeypatch):
     """The interface that L1 offers, also one that the test boots: @both_interfaces of arches.py."""
+    if request.node.callspec.params.get("exits") == "off":
+        yield request.param
+        return
     with kvm_interface.offered(request.getfixturevalue("lab"), request.param):
         monkeypatch.setenv("INTERFACE", request.param)
         yield request.param

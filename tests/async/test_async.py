@@ -6,35 +6,25 @@ import time
 import pytest
 
 from tests.lab import linux_guest
-from tests.lab.arches import both_interfaces, on_both
+from tests.lab.arches import both_interfaces, choices, on_both
 from tests.lab.async_guest import all_delivered, finish, guest_with, until_announced
+from tests.lab.backends import CHANNELS
 from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import FORK, MIB, STOCK, until
 from tests.lab.paths import SANITIZED
 
 slow = pytest.mark.slow
-BACKENDS = {
-    None: None,
-    "memfd-thp": "memory-backend-memfd",
-    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-}
-
-
-QUICK = (1, None, "preempt")
+QUICK = (1, "anonymous", "preempt")
 
 
 @both_interfaces
-@on_both("cpus, backend, channels", [
-    QUICK,
-    *(pytest.param(cpus, backend, channels, marks=slow)
-      for cpus in (1, 2, 4) for backend in BACKENDS for channels in ("preempt", "one-channel")
-      if (cpus, backend, channels) != QUICK)], quick=[QUICK])
+@on_both("cpus, backend, channels", choices(
+    (1, 2, 4), ("anonymous", "memfd", "hugetlb"), ("preempt", "one-channel"), quick=[QUICK]), quick=[QUICK])
 def test_linux_takes_them(lab, cpus, backend, channels):
-    capabilities = ("postcopy-preempt",) if channels == "preempt" else ()
-    with guest_with(lab, cpus=cpus, backend=BACKENDS[backend], capabilities=capabilities) as pair:
+    with guest_with(lab, cpus=cpus, backend=backend, **CHANNELS[channels]) as pair:
         # Of 80 huge pages the kernel misses most: they must not come by themselves before tasks miss some
-        takes_them(pair, 2 * MIB if backend == "hugetlb" and capabilities else 8 * MIB)
+        takes_them(pair, 2 * MIB if (backend, channels) == ("hugetlb", "preempt") else 8 * MIB)
         # Where requests share the background's rate, those behind them would wait longer.
         around = channels == "preempt" and backend != "hugetlb"
         assert ("postcopy_fault_around" in dict(pair.destination.trace())) == around
@@ -290,8 +280,7 @@ def test_a_processor_that_waits_answers_others(lab, way):
             counts = pair.async_counts()
             assert counts["halted"] > 0, counts
         pair.fast()
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         pair.check_threads()
         pair.check_logs()
 

@@ -69,8 +69,7 @@ def test_told_after_it_has_moved(lab, way):
         else:
             pair.source.wait_ready()
             pair.precopy()
-            for side in pair.sides:
-                side.wait_status("completed")
+            pair.wait_completed()
         pair.until_reports(2)
         taken = [text for name, text in pair.destination.trace() if name == "kvm_arm_async_pf_taken"]
         assert sum("token 0xffffffff" in text for text in taken) == 2, taken

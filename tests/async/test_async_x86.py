@@ -34,8 +34,7 @@ def ends(pair, least=100) -> tuple[guest.Event, Any, int]:
     exits = pair.faults()["exits"]
     print(told, qemu, f"{exits} exits")
     assert exits > least
-    pair.fast()
-    pair.finish()
+    pair.finish_fast()
     assert told["unknown"] == 0, told
     return told, qemu, exits
 
@@ -124,12 +123,10 @@ def test_kernel(lab, how):
 def test_nested_guest(lab):
     """Nobody can tell it, as KVM does not either; and the one that it is a guest of is not told in its place."""
     with pair_with(lab, NESTED, payload="nested", cpus=2, mem=16) as pair:
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(bandwidth=64 << 10)
         assert missed(pair, 32 * MIB - 4096)
         assert counts(pair)["refused-event"] > 0 and counts(pair)["announced"] == 0
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 def longest_answer(lab, way):
@@ -152,8 +149,7 @@ def longest_answer(lab, way):
             until(lambda: len(answers()) > before, "an answer is reported")
         during = answers()[before:]
         pair.source.signal("CONT")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         if way == "exits":
             # One report, when the answer has come
             assert not during

@@ -8,7 +8,6 @@ measured, from the moment on at which the guest goes on, by its own clock. The l
 seconds after the switch, the guest's kernel misses its own pages. Writes build/reports/async.json, async.md,
 async.svg.
 """
-import argparse
 import itertools
 import statistics
 import time
@@ -197,7 +196,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--arch", choices=("x86_64", "aarch64"), default="x86_64", help="of the guest (x86_64)")
     parser.add_argument("--rounds", type=int, help="migrations of each way (8)")
     parser.add_argument("--quick", action="store_true", help="2 rounds, 1 vCPU")

@@ -9,7 +9,6 @@ What the guest measures beyond that is spent in KVM, userfaultfd and until a thr
 Each event costs time too; the same migration without any trace tells how much. Prints a table, and writes
 build/reports/breakdown.json and .md.
 """
-import argparse
 import re
 import statistics
 from collections import defaultdict, namedtuple
@@ -190,7 +189,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="1 round")
     parser.add_argument("--rounds", type=int, help="(3)")
     bench.add_icount(parser)

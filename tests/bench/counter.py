@@ -8,42 +8,20 @@ each VM one when it starts, by writing back the value that it has read.
 In the lab, where the processors are emulated, only the ratio tells something. With --qemu, the guest is run by this
 machine's KVM. Prints a table, and writes build/reports/counter.json and .md.
 """
-import argparse
-import contextlib
 import math
 import shlex
-import subprocess
-import tempfile
 
 from tests.bench import bench
 from tests.bench.bench import Figures
 from tests.lab import cli, guest
 from tests.lab.arm_clocks import ONE_OFFSET
-from tests.lab.cli import ProgramError, say
+from tests.lab.cli import ProgramError
+from tests.lab.host import Host
 from tests.lab.lab import Lab
-from tests.lab.paths import ROOT, qemu
+from tests.lab.paths import qemu
 
 # Name: QEMU, words of its command line
 VARIANTS = {"native": ("fork", ()), "offset": ("fork", ONE_OFFSET), "stock": ("stock", ())}
-
-
-@contextlib.contextmanager
-def in_lab():
-    """A function that runs a command, and returns its output."""
-    say("boot the lab")
-    with Lab(name="counter", arch="aarch64") as lab:
-        yield lambda command: lab.run(command, check=True).output
-
-
-@contextlib.contextmanager
-def here():
-    def run(command):
-        done = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
-        if done.returncode:
-            raise ProgramError(f"exit status {done.returncode}: {command}\n{done.stdout}")
-        return done.stdout
-    yield run
 
 
 def figures(event):
@@ -60,12 +38,12 @@ def figures(event):
     }
 
 
-def measure(run, program, words):
-    with tempfile.NamedTemporaryFile(prefix="counter-") as log:
-        command = [program, "-accel", "kvm", "-cpu", "max",
-                   *guest.arguments("source", log.name, arch="aarch64", cpus=1, memory_mb=32,
-                                    payload=guest.payload("counter", "aarch64")), *words]
-        report = guest.Report(run(f"{shlex.join(command)} && cat {log.name}"))
+def measure(place, program, words):
+    log = f"{place.tmp}/counter"
+    command = [program, "-accel", "kvm", "-cpu", "max",
+               *guest.arguments("source", log, arch="aarch64", cpus=1, memory_mb=32,
+                                payload=guest.payload("counter", "aarch64")), *words]
+    report = guest.Report(place.run(f"{shlex.join(command)} && cat {log}", check=True).output)
     if report.error:
         raise ProgramError(f"the guest gave up: {report.error}")
     return report.all("counter")
@@ -83,11 +61,12 @@ def show(report):
 
 def run(options):
     report: Figures = {"about": bench.about(), "lab": not options.qemu, "counters": {}}
-    with here() if options.qemu else in_lab() as command:
+    place: Lab | Host = Host("kvm", arch="aarch64") if options.qemu else Lab(name="counter", arch="aarch64")
+    with place:
         for variant, (which, words) in VARIANTS.items():
             if options.qemu and which == "stock":
                 continue
-            for event in measure(command, options.qemu or qemu("aarch64", which), words):
+            for event in measure(place, options.qemu or qemu("aarch64", which), words):
                 report["tick_ns"] = 1e9 / event["hz"]
                 report["counters"][f"{event['counter']} {variant}"] = figures(event)
     by_name = report["counters"]
@@ -98,7 +77,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--qemu", metavar="PROGRAM", help="run the guest on this machine, by that qemu-system-aarch64")
     cli.main("bench", run, parser.parse_args())
 

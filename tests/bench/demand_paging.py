@@ -5,7 +5,6 @@ Runs build/tests/demand-paging for some numbers of vCPUs and two kinds of memory
 way, in an order that turns. Prints tables, and writes build/reports/demand-paging.json, .md and pictures.
 Ratios are of the medians, with those of the rounds in brackets.
 """
-import argparse
 import json
 import statistics
 
@@ -19,14 +18,14 @@ PROGRAM = "build/tests/demand-paging"
 BASE = "one reader"
 VARIANTS = {BASE: "", "exits": "-w", "exits, mapped at once": "-w -p", "exits by a bitmap": "-w -t"}
 # The first is what the kernel series was measured with.
-KINDS = {"minor faults of shmem": "-u minor -s shmem", "missing anonymous memory": "-u missing -s anonymous"}
+KINDS = {"minor faults of shmem": "-m", "missing anonymous memory": ""}
 # What exits must reach: at up to so many vCPUs, times the rate of one reader.
 WANTED = ((2, 2.0), (16, 1.0))
 TIMEOUT_S = 300
 
 
 def measure(lab, kind, vcpus, variant, options):
-    output = lab.run(f"{PROGRAM} -j -a -v {vcpus} -b {options.memory} {KINDS[kind]} {VARIANTS[variant]}",
+    output = lab.run(f"{PROGRAM} -v {vcpus} -b {options.memory} {KINDS[kind]} {VARIANTS[variant]}",
                      timeout=TIMEOUT_S, check=True).output
     return json.loads(output)
 
@@ -120,7 +119,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="2 rounds of 4 MiB, one kind of memory")
     parser.add_argument("--vcpus", nargs="+", type=int, default=[1, 2, 4, 8, 16], help="(1 2 4 8 16)")
     parser.add_argument("--memory", type=int, metavar="MIB", help="of each vCPU (16)")

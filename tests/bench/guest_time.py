@@ -7,7 +7,6 @@ stands still; by how much the kvmclock moves against the TSC; and whether one go
 migrations in a row, and how long a guest of one vCPU and one of 64 wait for their clocks. Prints a table,
 and writes build/reports/guest-time.json.
 """
-import argparse
 import statistics
 import time
 
@@ -83,7 +82,7 @@ def in_a_row(lab, variant, number):
             sides.append(Side(lab, name, qemu, [*words, "-incoming", "defer"], options))
             old, new = sides
             new.connect()
-            old.cmd("migrate-set-capabilities", capabilities=[{"capability": "return-path", "state": True}])
+            old.set_capabilities("return-path")
             new.cmd("migrate-incoming", uri=f"tcp:127.0.0.1:{4010 + n % 2}")
             old.cmd("migrate", uri=f"tcp:127.0.0.1:{4010 + n % 2}")
             for side in sides:
@@ -118,8 +117,7 @@ def waits(lab, cpus):
         set_host_clock(lab)
         time.sleep(3)
         pair.source.cmd("migrate", uri=pair.listen())
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         until(lambda: "guest_time_start" in dict(pair.destination.trace()), "the guest runs on the destination")
         return {"stop_us": took_us(pair.source, "guest_time_stop"),
                 "start_us": took_us(pair.destination, "guest_time_start")}
@@ -179,8 +177,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="5 in a row, blackouts of 1 s")
     parser.add_argument("--number", type=int,
                         help="migrations in a row with the fork's guest-time=continuous (100); 10 with the others")

@@ -13,7 +13,6 @@ build/tests/demand-paging, with few and many vCPUs.
 Then the model for many vCPUs, on a host with a processor for each of them. Prints tables, and writes
 build/reports/model.json, .md and a picture.
 """
-import argparse
 import json
 import statistics
 
@@ -43,7 +42,7 @@ def waiters_cost_us(lab, rounds):
     reader: dict[int, list[float]] = {n: [] for n in (few, many)}
     for _ in range(rounds):
         for n in reader:
-            figures = json.loads(lab.run(f"build/tests/demand-paging -j -a -v {n} -b 1", check=True).output)
+            figures = json.loads(lab.run(f"build/tests/demand-paging -v {n} -b 1", check=True).output)
             reader[n].append(figures["reader_threads_cpu_s"] / figures["touch_count"] * 1e6)
     return (statistics.median(reader[many]) - statistics.median(reader[few])) / (many - few)
 
@@ -185,7 +184,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="1 round")
     parser.add_argument("--rounds", type=int, help="(3; with --icount 1)")
     bench.add_icount(parser)

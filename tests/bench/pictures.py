@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Pictures of the benches, as PNG and SVG, in build/reports."""
+"""Pictures of the benches and of the demo, as PNG and SVG, in build/reports."""
+import heapq
 import itertools
 import statistics
 import textwrap
@@ -32,14 +33,19 @@ def _save(figure, name, title):
     plt.close(figure)
 
 
+def _share(axis, values, **options):
+    """Which share of the values is at most so large."""
+    values = sorted(values)
+    axis.plot([quantile(values, i) for i in range(101)], [i / 100 for i in range(101)], **options)
+
+
 def distributions(name, title, panels):
     """panels: {title: {curve: microseconds of touches, any number in any order}}"""
     figure, axes = _panels(panels, 3.8)
     for axis, (panel, curves) in axes:
         for colour, (label, values) in zip(itertools.cycle(COLOURS), curves.items()):
-            values = sorted(values)
-            axis.plot([quantile(values, i) for i in range(101)], [i / 100 for i in range(101)],
-                      color=colour, linewidth=1.6, label=f"{label}: median {statistics.median(values):.0f} µs")
+            _share(axis, values, color=colour, linewidth=1.6,
+                   label=f"{label}: median {statistics.median(values):.0f} µs")
         axis.set(title=panel, xscale="log", ylim=(0, 1), xlabel="latency of a touch, timed by the guest (µs)",
                  ylabel="share of touches that took at most this long")
         axis.grid(alpha=0.3)
@@ -82,3 +88,30 @@ def over_time(name, title, panels, x):
         axis.grid(alpha=0.3)
         axis.legend(loc="upper left", fontsize=7.5)
     _save(figure, name, title)
+
+
+def demo(name, results, passes):
+    """How far the guest got, and how long its touches of memory took. results: the runs' figures; passes: their
+    latencies in microseconds."""
+    figure, (progress, latency) = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
+    for colour, result, (pass1, pass2) in zip(itertools.cycle(COLOURS), results, passes):
+        # vCPUs touch page after page, each beginning when the guest goes on.
+        ends = list(heapq.merge(*map(itertools.accumulate, pass1)))
+        some = range(0, len(ends), len(ends) // 400 or 1)
+        progress.plot([ends[i] / 1e6 for i in some], [(i + 1) / 256 for i in some],
+                      color=colour, linewidth=2, label=result["mode"])
+        _share(latency, [t / 1000 for cpu in pass1 for t in cpu if t > result["waited_threshold_us"]],
+               color=colour, linewidth=2,
+               label=f"{result['mode']}: missing memory,\nmedian {result['waited_us']['p50'] / 1000:.1f} ms")
+        _share(latency, [t / 1000 for cpu in pass2 for t in cpu], color=colour, linewidth=1, linestyle=":",
+               label=f"{result['mode']}: present memory")
+    progress.set(title="memory that the guest has written since it goes on", xlabel="seconds on the destination",
+                 ylabel="MiB", ylim=(0, None), xlim=(0, None))
+    latency.set(title="touches by their time", xscale="log", ylim=(0, 1),
+                xlabel="one write, measured by the guest (ms, log scale)",
+                ylabel="share of touches that took at most this long")
+    for axis in progress, latency:
+        axis.grid(alpha=0.3)
+    progress.legend()
+    figure.legend(*latency.get_legend_handles_labels(), loc="outside lower right", ncols=len(results), fontsize="small")
+    _save(figure, name, f"Post-copy of a guest that writes all the time, {results[0]['vcpus']} vCPUs")

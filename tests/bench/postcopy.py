@@ -14,7 +14,6 @@ switches and processor time are those from the start of post-copy to the end of 
 memory; a fault is an exit or a message from userfaultfd, and with stock QEMU, which does not count
 these, a page that was asked for. Nothing is traced meanwhile.
 """
-import argparse
 import contextlib
 import re
 import shutil
@@ -24,10 +23,10 @@ from typing import Any
 
 from tests.bench import bench, pictures
 from tests.bench.bench import Figures
-from tests.bench.host import EXIT_ON_MISSING, Host
 from tests.lab import cli, kvm_interface, other_qemu
 from tests.lab.cli import ProgramError, aligned, quantile, say
 from tests.lab.guest import wait_threshold_us
+from tests.lab.host import EXIT_ON_MISSING, Host
 from tests.lab.lab import HIGHRES, Lab
 from tests.lab.network import Network, programs
 from tests.lab.other_qemu import PEER
@@ -39,11 +38,7 @@ from tests.lab.text import search
 VARIANTS: dict[str, tuple[str, str | None, int]] = {
     "stock": (STOCK, None, 0), "exits off": (FORK, "off", 0), "exits on": (FORK, "on", 0)}
 BITMAP = "exits by a bitmap"
-BACKENDS = {
-    "anonymous": None,
-    "memfd": "memory-backend-memfd",
-    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-}
+BACKENDS = ("anonymous", "memfd", "hugetlb")
 # Parameters of the guest.
 LOADS: dict[str, dict[str, Any]] = {
     "disjoint": {"pattern": "disjoint"},        # each vCPU its part of memory, in random order
@@ -214,7 +209,7 @@ def migrate(lab, variant, case, options, network=None, count=False):
     # Without channels of their own, pages that are asked for share the limit.
     bandwidth = 0 if not options.preempt else options.background * (16 if huge else 1) * MIB
     wrapper = ("busybox", "time", "-v")
-    with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=BACKENDS[case.backend],
+    with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=case.backend,
               capabilities=("postcopy-preempt",) * options.preempt, cpus=case.vcpus,
               memory_mb=options.memory << huge, seed=options.seed, traced=False, fetch=fetch,
               wrapper=(*network.wrapper, *wrapper) if network else wrapper, **LOADS[case.load]) as pair:
@@ -439,8 +434,7 @@ def publish(options, about, network, measured, counted):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="kinds of memory (all)")
     parser.add_argument("--rounds", type=int, help="migrations of each kind (5); 0: only --count")
     parser.add_argument("--quick", action="store_true", help="2 rounds, anonymous memory")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Put together what the benches wrote to build/reports, as build/reports/report.md."""
-import argparse
 import json
 
 from tests.lab import cli
@@ -16,7 +15,7 @@ emulated: ratios within one run say something, microseconds do not ([limits](../
 
 On a host of one's own, `meson setup build/tests && ninja -C build/tests demand-paging`, with any
 Meson from 1.0 on, makes `build/tests/demand-paging`, a static program that needs nothing but
-`/dev/kvm` (with `--cross-file scripts/aarch64.ini` for arm64; `--help` tells its options), and
+`/dev/kvm` (`-h` tells its options), and
 `tests/bench/postcopy.py --host` migrates on the host's own kernel. Beside this text,
 `build/reports/` has all figures of each round as JSON, and the pictures as PNG.
 """
@@ -37,7 +36,7 @@ def run(_):
 
 
 def main():
-    cli.main("bench", run, argparse.ArgumentParser(description=__doc__).parse_args())
+    cli.main("bench", run, cli.parser(__doc__).parse_args())
 
 
 if __name__ == "__main__":

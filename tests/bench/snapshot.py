@@ -14,7 +14,6 @@ just after it; shares of all touches do not compare, since one snapshot lasts lo
 Before that, the table of the commit that brought UFFD_FEATURE_WP_UNPOPULATED to Linux, by a program
 without QEMU (tests/bench/protect.c): what it takes to protect empty memory in each way there is.
 """
-import argparse
 import itertools
 import json
 import re
@@ -24,17 +23,18 @@ import time
 
 from tests.bench import bench
 from tests.bench.bench import Figures
-from tests.bench.host import Host
 from tests.lab import cli, guest
 from tests.lab.cli import ProgramError, say
+from tests.lab.host import Host
 from tests.lab.initramfs import programs
 from tests.lab.lab import Lab
-from tests.lab.pair import FORK, STOCK, Side
+from tests.lab.pair import FORK, STOCK
 from tests.lab.paths import ROOT, qemu
+from tests.lab.snapshot import Machine
 from tests.lab.text import search
 
 VARIANTS = (STOCK, FORK)
-KINDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
+KINDS = ("anonymous", "memfd")
 EMPTY_MIB = 16              # that the guest writes, of an empty one
 # The guest uses memory below 2 GiB only, some of it for itself; it takes huge pages only.
 FULL_MIB = 1792
@@ -82,9 +82,8 @@ def show_ways(runs, mib):
         print(f"  {way:16}" + "".join(f"{cell:>24}" for cell in cells) + f"  {what}")
 
 
-def memory_kib(side):
-    proc = f"/proc/$(cat {side.pidfile})"
-    text = side.lab.run(f"cat {proc}/status {proc}/smaps_rollup", check=True).output
+def memory_kib(machine):
+    text = machine.proc("status") + machine.proc("smaps_rollup")
     fields = {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
     return {"resident": fields["VmRSS"], "tables": fields["VmPTE"], "huge": fields["AnonHugePages"]}
 
@@ -101,28 +100,15 @@ def quantile(times, share):
 
 def measure(lab, variant, case, options):
     """One snapshot; its figures."""
-    arguments, machine = [], "pc"
-    if KINDS[case["memory"]]:
-        machine += ",memory-backend=ram"
-        arguments = ["-object", f"{KINDS[case['memory']]},id=ram,size={case['guest_mib']}M"]
-    guest_options = {"machine": machine, "cpus": options.cpus, "memory_mb": case["guest_mib"],
-                     "mem": case["written_mib"], "seed": options.seed, "time": 1}
-    snapshot = f"{lab.tmp}/snapshot"
-    side = Side(lab, "source", variant, arguments, guest_options, traced=False,
-                wrapper=lab.huge_pages(case["thp"]))
-    try:
-        side.connect()
+    with Machine(lab, variant, case["memory"], case["guest_mib"], options.cpus, wrapper=lab.huge_pages(case["thp"]),
+                 mem=case["written_mib"], seed=options.seed, time=1) as machine:
+        side = machine.side
         boot = side.wait_event("boot")
-        side.wait_event("ready")
         time.sleep(options.settle)
-        side.cmd("migrate-set-capabilities", capabilities=[
-            {"capability": c, "state": True} for c in ("background-snapshot", "events")])
-
         buckets = boot["times_address"], 4 * guest.TIMES_BUCKETS * options.cpus
-        before, times = memory_kib(side), side.memory(*buckets)
+        before, times = memory_kib(machine), side.memory(*buckets)
         side.qmp.get_events()
-        side.qmp.clear_events()
-        side.cmd("migrate", uri=f"file:{snapshot}")
+        machine.start()
         at: dict[str, int] = {}
         while not {"completed", "failed"} & set(at):
             event = side.qmp.pull_event(wait=TIMEOUT_S)
@@ -134,8 +120,8 @@ def measure(lab, variant, case, options):
         if info["status"] != "completed":
             raise ProgramError(f"the snapshot failed: {info}")
         touches = guest.times(times, side.memory(*buckets), boot["tsc_khz"])
-        after = memory_kib(side)
-        size, blocks = map(int, lab.run(f"stat -c '%s %b' {snapshot}", check=True).output.split())
+        after = memory_kib(machine)
+        size, blocks = map(int, lab.run(f"stat -c '%s %b' {machine.file}", check=True).output.split())
         grown = sum(after[k] - before[k] for k in ("resident", "tables"))
         return {
             "setup_us": at["RESUME"] - at["setup"], "stopped_us": at["RESUME"] - at["STOP"],
@@ -151,9 +137,6 @@ def measure(lab, variant, case, options):
             "waited_ms": sum(us * n for us, n in touches if us > WAIT_US) / 1000,
             "query_migrate": info.get("background-snapshot"),
         }
-    finally:
-        side.end()
-        lab.run(f"rm -f {snapshot}")
 
 
 def cases(options):
@@ -237,8 +220,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="1 round of a guest of 1 GiB")
     parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="of the guest (1 4 8; in the lab 1)")
     parser.add_argument("--ways-mib", type=int, metavar="MIB",

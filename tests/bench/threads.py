@@ -6,7 +6,6 @@ the way: in the lab, or with --host on this machine at its full speed, where exi
 span in which nobody looks on, then one under strace, which counts system calls and makes all slower. Prints a table,
 and writes build/reports/NAME.json and .md.
 """
-import argparse
 import contextlib
 import re
 import shutil
@@ -15,9 +14,9 @@ from collections import Counter, defaultdict, namedtuple
 from typing import Any
 
 from tests.bench import bench, postcopy
-from tests.bench.host import Host
 from tests.lab import cli
 from tests.lab.cli import ProgramError, say
+from tests.lab.host import Host
 from tests.lab.lab import Lab
 from tests.lab.pair import MIB, Pair, until
 
@@ -194,7 +193,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="1 round")
     parser.add_argument("--rounds", type=int, help="(3)")
     place = parser.add_mutually_exclusive_group()

@@ -221,8 +221,7 @@ def test_moved_on_to_stock(lab):
     with held(lab) as pair:
         pair.source.wait_event("ready")
         pair.source.cmd("migrate", uri=pair.listen())
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         pair.source.end()
         pair.sides[0] = third = Side(lab, "source", STOCK, ["-incoming", "defer"], pair.options)
         third.connect()

@@ -11,7 +11,7 @@ from tests.lab.clocks import ClockPair, clocks, later_reports, lines_after, numb
 from tests.lab.lab import Lab, tsc_khz
 from tests.lab.pair import FORK, INJECT, STOCK, Side, until
 
-GAP_S = 3
+GAP_S = 2
 HELD = ("-S",)      # the destination does not run before "cont"
 US = 1000           # ns
 # Of vmclock
@@ -70,7 +70,7 @@ def is_as_stock(jump, stopped_s=1):
     assert max(jump.relation_ns) < -1e9
 
 
-def both_stand_still(jump, apart_s=0.1 * GAP_S):
+def both_stand_still(jump, apart_s=0.3):
     """From where the stream of a source that does not tell has them: the kvmclock is read when it is
     written, the TSC at the stop, at most apart_s before."""
     assert jump.backwards == 0, jump
@@ -342,8 +342,7 @@ def test_vmclock_is_unreliable(lab, paused):
         if paused:
             pair.source.cmd("stop")
         pair.source.cmd("migrate", uri=pair.listen())
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         assert vmclock_status(pair.destination) == UNRELIABLE
 
 
@@ -428,7 +427,7 @@ def test_differences_stay(lab, policy):
         # the TSC, then its base clock. So the kvmclock is never behind, but ahead by the time between
         # the two. Interrupts are off then, but the lab's host may run something else for a time slice.
         assert min(jump.relation_ns) >= -RELATION_NS - RELATION_NS_PER_S * jump.settled_s, jump
-        assert max(jump.relation_ns) < 0.1 * GAP_S * 1e9, jump.relation_ns
+        assert max(jump.relation_ns) < 0.3e9, jump.relation_ns
         assert (abs(jump.tsc_us[0]) <= 10) == (policy == "continuous")
 
 
@@ -447,8 +446,7 @@ def test_deadline(lab, policy):
         pair.source.inject.wait_held("guest-time-taken")
         lab.run(f"sleep {GAP_S}")
         pair.source.inject.release("guest-time-taken")
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         assert not pair.source.report().first("deadline"), "the migration has taken too long"
         lab.run(f"sleep {GAP_S}")
         pair.destination.cmd("cont")
@@ -501,7 +499,7 @@ def test_unknown_scale(lab, policy):
         assert max(jump.tsc_us) < -GAP_S * 1e6
         assert max(jump.kvmclock_ns) < -GAP_S * 1e9
         # Set one after the other
-        assert max(map(abs, jump.relation_ns)) < 0.1 * GAP_S * 1e9
+        assert max(map(abs, jump.relation_ns)) < 0.3e9
 
 
 @pytest.mark.slow
@@ -541,8 +539,7 @@ def test_reset_before_it_runs(lab):
         pair.destination.cmd("set-action", reboot="reset")
         pair.source.wait_event("ready")
         pair.source.cmd("migrate", uri=pair.listen())
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         pair.destination.cmd("system_reset")
         pair.destination.cmd("cont")
         pair.destination.wait_event("ready")
@@ -556,8 +553,7 @@ def moved_on(lab, pair, qemu, *words):
     # KVM takes a TSC that is written by value, and near to what it has, for the same
     lab.run(f"sleep {GAP_S}")
     pair.source.cmd("migrate", uri=pair.listen())
-    for side in pair.sides:
-        side.wait_status("completed")
+    pair.wait_completed()
     pair.source.end()
     lab.run(f"sleep {GAP_S}")
     pair.sides[0] = pair.source = third = Side(lab, "source", qemu, [*words, "-incoming", "defer"], pair.options)
@@ -790,8 +786,7 @@ def test_cpr_transfer(lab, policy):
         pair.source.cmd("migrate", channels=[{"channel-type": "main", "addr": main},
                                              {"channel-type": "cpr", "addr": cpr}])
         pair.destination.connect()
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         lab.run(f"sleep {GAP_S}")
         pair.destination.cmd("cont")
         jump = pair.jump(was, clocks(pair.source, pair.cpus, 0, last=True), pair.destination,

@@ -13,7 +13,7 @@ from tests.lab.pair import MIB, until
 
 CPUS = 2
 HOPS = 20
-GAP_S = 3
+GAP_S = 2
 TAI_S = 37
 # Linux takes itself for a guest of Hyper-V, whose clock is then better than the TSC
 HYPERV = ("-cpu", "max,kvm=off,hv-time,hv-relaxed,hv-vpindex")
@@ -30,8 +30,7 @@ def hop(pair, postcopy):
     pair.source.cmd("migrate", uri=pair.listen())
     if postcopy:
         pair.source.cmd("migrate-start-postcopy")
-    for side in pair.sides:
-        side.wait_status("completed")
+    pair.wait_completed()
     pair.until_reports(3)
     pair.check_threads()
 
@@ -110,8 +109,7 @@ def test_ptp_vmclock(policy):
             before = until_right(pair.source)
             behind_s = wrong_s(lab, pair.source)
             pair.source.cmd("migrate", uri=pair.listen())
-            for side in pair.sides:
-                side.wait_status("completed")
+            pair.wait_completed()
             lab.run(f"sleep {GAP_S}")
             pair.destination.cmd("cont")
             [first] = pair.until_reports(1)[:1]

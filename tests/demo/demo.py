@@ -8,14 +8,13 @@ so with exits off and on, by a Unix socket.
 Prints a table and what it says, and writes build/reports/demo.json, demo.png and demo.svg.
 What is measured, and how, is told in docs/demo.md.
 """
-import argparse
 import json
 import sys
 import textwrap
 import time
 from typing import NamedTuple
 
-from tests.demo import picture
+from tests.bench import pictures
 from tests.lab import cli, network
 from tests.lab.cli import aligned, quantile, say
 from tests.lab.guest import WAIT_MEDIANS, wait_threshold_us
@@ -82,8 +81,7 @@ def migrate(lab, mode, link, options):
 
         # Not often: to look takes the lab's two processors away from what is measured.
         until(checked, "the guest's report from the destination (a lost fault?)", timeout=180, pause=1)
-        for side in pair.sides:
-            side.wait_status("completed")
+        pair.wait_completed()
         report = destination.report()
         passes = report.latencies_us(destination.memory(*report.sample_span()), boot["tsc_khz"])
         src, dst = (side.migration("completed") for side in pair.sides)
@@ -203,7 +201,7 @@ def run(options):
     name = below("demo", options.arch)
     figures = {"delay_us": DELAY_US, "ping_round_trip_us": link.round_trip_us} if link else {}
     (REPORTS / f"{name}.json").write_text(json.dumps(figures | {"runs": results}, indent=2) + "\n")
-    picture.draw(results, passes, REPORTS / name)
+    pictures.demo(name, results, passes)
     print(f"{table(results)}\n\n{sentence(results, link)}", flush=True)
     say(f"wrote {REPORTS.relative_to(ROOT)}/{name}.json, {name}.png, {name}.svg")
     problems = list(verdict(modes, results))
@@ -213,8 +211,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--arch", choices=MACHINES, default="x86_64", help="of the lab (x86_64)")
     parser.add_argument("--compare", choices=MODES, help="with QEMU 10.0 over a link, or exits off and on "
                         "(stock; for arm64 exits)")

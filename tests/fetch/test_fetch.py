@@ -10,7 +10,8 @@ import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab import other_qemu
-from tests.lab.arches import both_interfaces, choices, on_both
+from tests.lab.arches import both_interfaces, listed, on_both
+from tests.lab.backends import guest_on
 from tests.lab.fetch_proxy import ALONG, END, HEADER, HELLO_SIZE, PAGES, REQUEST, FetchWire, Frame, frames
 from tests.lab.guest import wait_threshold_us
 from tests.lab.lab import Lab
@@ -19,19 +20,7 @@ from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import SANITIZED
 from tests.lab.proxy import MAIN, Close
 
-BACKENDS = {
-    "anonymous": None,
-    "memfd": "memory-backend-memfd",
-    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-    "hugetlb-private": "memory-backend-file,mem-path=/dev/hugepages,share=off",
-}
-HUGE = {"pattern": "samehuge", "memory_mb": 64, "mem": 48}
 slow = pytest.mark.slow
-
-
-def memory(backend):
-    """Of a guest whose vCPUs miss so many pages at a time that four channels are in use."""
-    return {"backend": BACKENDS[backend]} | (HUGE if "hugetlb" in backend else {"pattern": "sequential", "mem": 16})
 
 
 def channels(side):
@@ -147,12 +136,15 @@ def wire(pair, kind=FetchWire, command="migrate-incoming", **options):
 
 
 @both_interfaces
-@on_both("backend, exits, n", [
+@on_both("backend, exits, n", listed(
     ("anonymous", "on", 4), ("hugetlb", "on", 2),
-    *choices(BACKENDS, ["on", "off"], [1, 16], quick=[("memfd", "off", 1)])], quick=[("anonymous", "on", 4)])
-def test_fetch(lab, backend, exits, n):
-    """All that is requested passes the channels, and both sides count the same."""
-    with Pair(lab, exits=exits, fetch=n, **memory(backend)) as pair:
+    ("anonymous", "on", 1), ("anonymous", "off", 16), ("memfd", "on", 16), ("memfd", "off", 1),
+    ("hugetlb", "on", 1), ("hugetlb", "off", 16), ("hugetlb-private", "on", 16), ("hugetlb-private", "off", 1),
+    quick=[("anonymous", "on", 4), ("hugetlb", "on", 2), ("memfd", "off", 1)]), quick=[("anonymous", "on", 4)])
+def test_fetch(place, backend, exits, n):
+    """All that is requested passes the channels, and both sides count the same. vCPUs miss so many pages at a time that
+    four channels are in use."""
+    with Pair(place, exits=exits, fetch=n, **guest_on(backend, "sequential")) as pair:
         pair.postcopy(bandwidth=64 * MIB if "hugetlb" in backend else MIB)
         pair.finish()
         there, here = channels(pair.source), channels(pair.destination)
@@ -167,14 +159,13 @@ def test_fetch(lab, backend, exits, n):
 
 
 @on_both("exits", ["on", pytest.param("off", marks=slow)], quick=[])
-def test_last_requests_are_not_read(lab, exits):
+def test_last_requests_are_not_read(place, exits):
     """The pages come by the main channel, as all others: nobody waits for who answers."""
-    with Pair(lab, exits=exits, fetch=2, pattern="disjoint", mem=8) as pair:
+    with Pair(place, exits=exits, fetch=2, pattern="disjoint", mem=8) as pair:
         between = wire(pair, Holds)
         pair.postcopy(between.uri, bandwidth=64 << 10)
         until(lambda: between.held_back, "a request that is kept back")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         there, here = channels(pair.source), channels(pair.destination)
         assert there != here
         assert_same(there, here, unread=1)
@@ -184,8 +175,7 @@ def test_last_requests_are_not_read(lab, exits):
 def test_few_pages(lab, exits):
     """While few are outstanding, one channel does all the work."""
     with Pair(lab, exits=exits, fetch=4, cpus=1, pattern="disjoint", mem=8) as pair:
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(bandwidth=64 << 10)
         # When the guest starts, it reads tables in steps: pages are requested ahead, some at a time.
         before, requests = channels(pair.destination), pair.faults()["requests"]
         # With answers that take long, so many pages go along that there are less requests.
@@ -195,8 +185,7 @@ def test_few_pages(lab, exits):
         first, *others = ({key: a[key] - b[key] for key in a} for a, b in zip(after, before, strict=True))
         assert first["pages"] > 50
         assert sum(c["requests"] for c in others) <= first["requests"] / 20
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 @on_both("pattern, exits", [
@@ -207,8 +196,7 @@ def test_few_pages(lab, exits):
 def test_ahead(lab, pattern, exits):
     """Faults in steps ask ahead, and so miss less; random ones do not."""
     with Pair(lab, exits=exits, fetch=4, pattern=pattern, mem=16) as pair:
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(bandwidth=64 << 10)
         until(lambda: pair.faults()["copied-bytes"] > 8 * MIB, "half of the pages")
         faults = pair.faults()
         fetch = pair.destination.cmd("query-migrate")["postcopy-fetch"]
@@ -221,8 +209,7 @@ def test_ahead(lab, pattern, exits):
             assert faults["ahead"] > 4 * missed
             assert faults["ahead-missed"] < faults["ahead"] / 10
         assert "requested ahead: " in pair.destination.hmp("info migrate")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 @on_both("pattern, exits", [
@@ -234,8 +221,7 @@ def test_along(lab, pattern, exits):
     """With answers that take long, other pages go along; but not where they would hide a step from one to the next."""
     with Pair(lab, exits=exits, fetch=2, pattern=pattern, mem=16) as pair:
         between = wire(pair, Counts)
-        pair.postcopy(between.uri, bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(between.uri, bandwidth=64 << 10)
         until(lambda: pair.faults()["copied-bytes"] > 4 * MIB, "pages")
         counts = channels(pair.destination)
         along, requests = (sum(c[key] for c in counts) for key in ("along", "requests"))
@@ -245,8 +231,7 @@ def test_along(lab, pattern, exits):
             assert SANITIZED or along < pair.faults()["ahead"] / 2
         else:
             assert along > 2 * requests
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         here, there = channels(pair.destination), channels(pair.source)
         assert_same(there, here)
         assert sum(c["along"] for c in here) == between.along
@@ -255,7 +240,7 @@ def test_along(lab, pattern, exits):
 @on_both()
 def test_huge_pages_do_not_go_along(lab):
     """But those of the firmware, which are small, may."""
-    with Pair(lab, exits="on", fetch=1, **memory("hugetlb")) as pair:
+    with Pair(lab, exits="on", fetch=1, **guest_on("hugetlb")) as pair:
         between = wire(pair, SmallOnes)
         pair.postcopy(between.uri, bandwidth=8 * MIB)
         pair.finish()
@@ -284,8 +269,7 @@ def test_hardly_any_go_along_with_fast_answers():
     with Lab(name="fetch-icount", icount=True) as lab, Pair(lab, exits="on", fetch=2, cpus=1, pattern="disjoint",
                                                             mem=16) as pair:
         pair.postcopy()
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         counts = channels(pair.destination)
         requests, along = (sum(c[kind] for c in counts) for kind in ("requests", "along"))
         print(counts)
@@ -298,8 +282,7 @@ def test_beside_preempt(lab):
     with Pair(lab, exits="on", fetch=2, capabilities=("postcopy-preempt",), mem=8) as pair:
         between = wire(pair)
         pair.postcopy(between.uri)
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         assert len(between.channels) == 3
 
 
@@ -311,19 +294,29 @@ def test_release_ram(lab):
         pair.finish()
 
 
-def test_capabilities_later(lab):
+def test_capabilities_later(place):
     """preempt, which was set before, does not stand in the way of others."""
-    with Pair(lab, fetch=2, capabilities=("postcopy-preempt",), mem=8) as pair:
+    with Pair(place, fetch=2, capabilities=("postcopy-preempt",), mem=8) as pair:
         pair.listen()
-        pair.destination.cmd("migrate-set-capabilities", capabilities=[{"capability": "events", "state": True}])
+        pair.destination.set_capabilities("events")
 
 
 @pytest.mark.parametrize("ways", [
     "other-number", "fork-to-stock",
-    *(pytest.param(way, marks=slow)
-      for way in ("stock-to-fork", "peer-to-fork", "fork-to-peer", "none-here", "none-there")),
+    *(pytest.param(way, marks=slow) for way in ("stock-to-fork", "none-here", "none-there")),
 ])
-def test_refused(lab, ways):
+def test_refused(place, ways):
+    refused(place, ways)
+
+
+@slow
+@pytest.mark.parametrize("ways", ["peer-to-fork", "fork-to-peer"])
+def test_refused_with_another_qemu(lab, ways):
+    other_qemu.put(lab)
+    refused(lab, ways)
+
+
+def refused(place, ways):
     """Before anything is given up: the guest goes on on the source, and one line says why."""
     source, destination, fetch, says = {
         "other-number": (FORK, FORK, (4, 2), "postcopy-fetch-channels is 4 on the source and 2 here"),
@@ -334,9 +327,7 @@ def test_refused(lab, ways):
         "fork-to-peer": (FORK, PEER, (4, 0), "migration failed"),
         "peer-to-fork": (PEER, FORK, (0, 4), "postcopy-fetch-channels is 0 on the source and 4 here"),
     }[ways]
-    if PEER in (source, destination):
-        other_qemu.put(lab)
-    with Pair(lab, source=source, destination=destination, machine="pc-i440fx-10.0", fetch=fetch, mem=8) as pair:
+    with Pair(place, source=source, destination=destination, machine="pc-i440fx-10.0", fetch=fetch, mem=8) as pair:
         uri = pair.listen()
         pair.source.wait_ready()
         pair.source.cmd("migrate", uri=uri)
@@ -348,9 +339,9 @@ def test_refused(lab, ways):
             assert "postcopy-fetch-channels is not 4" in pair.source.cmd("query-migrate")["error-desc"]
 
 
-def test_cannot_change(lab):
+def test_cannot_change(place):
     """Once a migration has begun, or the destination listens; and what makes no sense."""
-    with Pair(lab, exits="on", fetch=2, mem=8) as pair:
+    with Pair(place, fetch=2, mem=8) as pair:
         pair.listen()
         for value, says in (3, "before the migration begins"), (17, "a value between 0 and 16"):
             with pytest.raises(ExecuteError, match=says):
@@ -359,12 +350,10 @@ def test_cannot_change(lab):
 
 @slow
 @pytest.mark.parametrize("fetch", [0, 2])
-def test_cannot_change_while_nobody_listens(lab, fetch):
-    with Pair(lab, exits="on", fetch=fetch, pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+def test_cannot_change_while_nobody_listens(place, fetch):
+    with Pair(place, fetch=fetch, pattern="shared", mem=16) as pair:
+        pair.midst()
+        pair.pause()
         with pytest.raises(ExecuteError):
             pair.destination.cmd("migrate-recover", uri="unix:/no/such/directory/socket")
         with pytest.raises(ExecuteError, match="before the migration begins"):
@@ -380,8 +369,7 @@ def test_cannot_change_while_nobody_listens(lab, fetch):
 def test_recovery(lab, trouble):
     with Pair(lab, exits="on", fetch=4, pattern="shared", mem=16) as pair:
         between = pair.wire(pair.listen())
-        pair.postcopy(between.uri)
-        pair.destination.wait_event("timing")
+        pair.midst(between.uri)
         if trouble == "cut":
             between.cut()
         elif trouble == "one-channel":
@@ -392,8 +380,7 @@ def test_recovery(lab, trouble):
         counts = pair.until_all_wait()
         pair.recover()
         pair.until_requests(counts["requests"])
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 def test_recovery_that_breaks(lab):
@@ -404,10 +391,8 @@ def test_recovery_that_breaks(lab):
             raise Close
 
     with Pair(lab, exits="on", fetch=4, pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.midst()
+        pair.pause()
         between = wire(pair, Breaks, "migrate-recover")
         pair.source.cmd("migrate", uri=between.uri, resume=True)
         until(lambda: between.stopped, "the channels break")
@@ -417,9 +402,9 @@ def test_recovery_that_breaks(lab):
 
 
 @pytest.mark.parametrize("end", ["cancel", pytest.param("cut", marks=slow)])
-def test_no_answer(lab, end):
+def test_no_answer(place, end):
     """The destination says nothing on a fetch channel: the guest goes on on the source."""
-    with Pair(lab, fetch=2, pattern="shared", mem=16) as pair:
+    with Pair(place, fetch=2, pattern="shared", mem=16) as pair:
         between = wire(pair, answers=False)
         pair.start(between.uri)
         pair.source.cmd("migrate-start-postcopy")
@@ -472,11 +457,12 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", [
-    pytest.param(lie, marks=() if lie in ("outside", "short") else slow) for lie in LIES])
-def test_lie(lab, lie):
+# With exits, a vCPU's thread reads it.
+@pytest.mark.parametrize("lie, exits", [
+    ("outside", "on"), ("short", "on"), *(pytest.param(lie, "off", marks=slow) for lie in LIES)])
+def test_lie(place, lie, exits):
     change, says = LIES[lie]
-    with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
+    with Pair(place, exits=exits, fetch=1, pattern="shared", mem=16) as pair:
         pair.postcopy(wire(pair, Lie, change=change).uri, bandwidth=64 << 10)
         pair.wait_paused()
         pair.destination.wait_says(says)
@@ -484,26 +470,25 @@ def test_lie(lab, lie):
 
 
 @slow
-def test_twice(lab):
+def test_twice(place):
     """With other contents, when the guest may have changed the page."""
-    with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
+    with Pair(place, fetch=1, pattern="shared", mem=16) as pair:
         pair.postcopy(wire(pair, Lie, change=twice).uri)
         pair.until_faults()
         until(lambda: pair.faults()["duplicates"] == 1, "the page that comes once more")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         assert pair.faults()["duplicates"] == 1
 
 
 @slow
-def test_not_asked(lab):
+def test_not_asked(place):
     """A page that nobody misses, before it is sent otherwise."""
     def change(frame, send):
         send(frame.pack())
         # One that is far from all that is touched: at the end of memory.
         send(replace(frame, name=b"pc.ram", offset=31 * MIB, length=4096, body=b"x" * 4096).pack())
 
-    with Pair(lab, exits="on", fetch=1, pattern="shared", mem=16) as pair:
+    with Pair(place, fetch=1, pattern="shared", mem=16) as pair:
         pair.postcopy(wire(pair, Lie, change=change).uri, bandwidth=64 << 10)
         pair.wait_paused()
         pair.destination.wait_says("that was not requested")
@@ -525,14 +510,14 @@ def test_withheld(lab):
 
 
 @slow
-def test_silent_end(lab):
+def test_silent_end(place):
     """All has been sent and one channel does not end, as if a firewall had forgotten it: QEMU says so."""
     class Withholds(FetchWire):
         def frame(self, frame, send):
             if frame.type != END:
                 send(frame.pack())
 
-    with Pair(lab, exits="on", fetch=2, pattern="shared", mem=16) as pair:
+    with Pair(place, fetch=2, pattern="shared", mem=16) as pair:
         pair.postcopy(wire(pair, Withholds).uri, bandwidth=64 * MIB)
         pair.destination.wait_says("not all fetch channels")
         pair.destination.cmd("migrate-pause")

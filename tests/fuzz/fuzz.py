@@ -4,7 +4,6 @@
 Writes build/reports/fuzz.json. A finding is kept in build/fuzzing, and the line that repeats it is
 printed; the exit status is 1 then. See docs/fuzz.md.
 """
-import argparse
 import json
 import os
 import random
@@ -124,7 +123,7 @@ def run(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="to fuzz (60)")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 31), help="of the mutations (random)")
     cli.main("fuzz", run, parser.parse_args())

@@ -15,8 +15,7 @@ def test_monitor(lab):
     """The source of a post-copy stands still, and its monitor with it."""
     booted.append(lab.process.pid)
     with Pair(lab, exits="on", mem=8) as pair:
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(bandwidth=64 << 10)
         pair.source.signal("STOP")
         pair.until_all_wait()
         pair.source.cmd("query-status")

@@ -2,85 +2,40 @@
 """The guest payload under TCG: it boots, its check passes, and its check can fail."""
 import contextlib
 import socket
-import subprocess
-import time
 
 import pytest
-from qemu.qmp.legacy import QEMUMonitorProtocol
 
-from tests.lab import guest
-from tests.lab.paths import FORK
+from tests.lab.host import Host
+from tests.lab.pair import FORK, Side
+from tests.lab.qtest import Qtest
 
-# The fork for arm64 hosts has no TCG.
-QEMU = {"x86_64": FORK / "qemu-system-x86_64", "aarch64": "qemu-system-aarch64"}
-ARCHS = pytest.mark.parametrize("arch", QEMU)
+BOTH = ("x86_64", "aarch64")
+ARCHS = pytest.mark.parametrize("arch", BOTH)
 OPTIONS = {"cpus": 4, "memory_mb": 32, "seed": 7}
 
 
-class Qemu:
-    """A QEMU on this host with the payload in it, and monitors at sockets."""
-
-    def __init__(self, tmp_path, side, extra=(), arch="x86_64", **options):
-        self.log = tmp_path / f"{side}.log"
-        self.qtest_path = tmp_path / f"{side}.qtest"
-        self.gdb_path = tmp_path / f"{side}.gdb"
-        self.qmp = QEMUMonitorProtocol(str(tmp_path / f"{side}.qmp"), server=True)
-        self.process = subprocess.Popen([
-            str(QEMU[arch]), "-accel", "tcg", "-cpu", "max",
-            *guest.arguments(side, self.log, arch=arch, **options),
-            "-qmp", f"unix:{tmp_path / f'{side}.qmp'}",
-            "-qtest", f"unix:{self.qtest_path},server=on,wait=off",
-            "-gdb", f"unix:{self.gdb_path},server=on,wait=off", *extra])
-        self.qmp.accept()
-
-    def report(self):
-        return guest.Report(self.log.read_text())
-
-    def until(self, condition, what, timeout=60):
-        end = time.monotonic() + timeout
-        while not (result := condition()):
-            assert self.process.poll() is None, f"QEMU has ended before {what}"
-            assert time.monotonic() < end, f"no {what} within {timeout} s: {self.report().events}"
-            time.sleep(0.05)
-        return result
-
-    def until_event(self, event):
-        return self.until(lambda: self.report().first(event), event)
-
-    def qtest(self, command):
-        """A command of QEMU's test protocol, which can write guest memory."""
-        with socket.socket(socket.AF_UNIX) as s:
-            s.connect(str(self.qtest_path))
-            s.sendall(command.encode() + b"\n")
-            answer = s.makefile().readline().split()
-        assert answer[0] == "OK", answer
-        return answer[1:]
-
-    def gdb(self, packet):
-        """A packet to the debugger's stub, which can write ROM."""
-        with socket.socket(socket.AF_UNIX) as s:
-            s.connect(str(self.gdb_path))
-            s.sendall(f"${packet}#{sum(packet.encode()) % 256:02x}".encode())
-            answer = s.makefile().read(len("+$OK"))
-        assert answer == "+$OK", answer
-
-    def quit(self):
-        with contextlib.suppress(Exception):
-            self.qmp.close()
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
-def start(tmp_path):
-    running = []
+def start():
+    with contextlib.ExitStack() as stack:
+        hosts: dict[str, Host] = {}
 
-    def start(side, extra=(), **options):
-        running.append(Qemu(tmp_path, side, extra, **options))
-        return running[-1]
-    yield start
-    for qemu in running:
-        qemu.quit()
+        def start(name, arch="x86_64", extra=(), **options):
+            if arch not in hosts:
+                hosts[arch] = stack.enter_context(Host("tcg", arch=arch))
+            side = Side(hosts[arch], name, FORK, [*Qtest.arguments(hosts[arch], name), *extra], options, traced=False)
+            stack.callback(side.end)
+            side.connect()
+            return side
+        yield start
+
+
+def gdb(path, packet):
+    """A packet to the debugger's stub, which can write ROM."""
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(path)
+        s.sendall(f"${packet}#{sum(packet.encode()) % 256:02x}".encode())
+        answer = s.makefile().read(len("+$OK"))
+    assert answer == "+$OK", answer
 
 
 @pytest.mark.parametrize("arch, machine", [
@@ -88,7 +43,7 @@ def start(tmp_path):
 @pytest.mark.parametrize("cpus", [1, 4])
 def test_boots_and_checks_its_memory(start, arch, machine, cpus):
     qemu = start("source", arch=arch, machine=machine, **OPTIONS | {"cpus": cpus}, passes=2)
-    end = qemu.until_event("end")
+    end = qemu.wait_event("end")
     report = qemu.report()
     boot = report.the("boot")
     assert report.intact
@@ -101,11 +56,11 @@ def test_boots_and_checks_its_memory(start, arch, machine, cpus):
 
 
 @pytest.mark.parametrize("arch, pattern", [
-    *((arch, pattern) for arch in QEMU for pattern in ("disjoint", "shared", "samehuge", "zerowrite", "sequential")),
+    *((arch, pattern) for arch in BOTH for pattern in ("disjoint", "shared", "samehuge", "zerowrite", "sequential")),
     ("x86_64", "smm")])
 def test_patterns(start, arch, pattern):
     qemu = start("destination", arch=arch, **OPTIONS, pattern=pattern)
-    end = qemu.until_event("end")
+    end = qemu.wait_event("end")
     report = qemu.report()
     assert report.first("moved") and report.intact
     touchers = OPTIONS["cpus"] if pattern == "shared" else 1
@@ -116,19 +71,16 @@ def test_patterns(start, arch, pattern):
 @ARCHS
 def test_more_processors_than_the_host_has(start, arch):
     qemu = start("destination", arch=arch, **OPTIONS | {"cpus": 18}, pattern="shared", mem=8)
-    qemu.until_event("end")
+    qemu.wait_event("end")
     assert qemu.report().intact
 
 
 @ARCHS
-def test_samples_are_latencies(start, tmp_path, arch):
+def test_samples_are_latencies(start, arch):
     qemu = start("destination", arch=arch, **OPTIONS)
-    qemu.until_event("end")
+    qemu.wait_event("end")
     report = qemu.report()
-    address, size = report.sample_span()
-    dump = tmp_path / "memory"
-    qemu.qmp.cmd("pmemsave", val=address, size=size, filename=str(dump))
-    pass1, pass2 = report.latencies_us(dump.read_bytes(), report.the("boot")["tsc_khz"])
+    pass1, pass2 = report.latencies_us(qemu.memory(*report.sample_span()), report.the("boot")["tsc_khz"])
     for cpus in pass1, pass2:
         touches = [t for cpu in cpus for t in cpu]
         assert len(touches) == report.the("boot")["test_pages"]
@@ -145,49 +97,48 @@ def test_samples_are_latencies(start, tmp_path, arch):
 ])
 def test_refuses_wrong_parameters(start, arch, parameters, message):
     qemu = start("destination", arch=arch, **OPTIONS, **parameters)
-    assert qemu.until_event("error")["message"] == message
-    assert not qemu.report().intact
+    with pytest.raises(AssertionError, match=message):
+        qemu.wait_event("end")
 
 
-def moved(start, tmp_path, arch, meddle):
+def moved(start, arch, meddle, extra=()):
     """Migrate a stopped guest, meddle(source, boot event) before that; the last report."""
-    uri = f"unix:{tmp_path}/migration.sock"
-    source = start("source", arch=arch, **OPTIONS)
-    destination = start("destination", extra=("-incoming", uri), arch=arch, **OPTIONS)
-    source.until_event("ready")
-    source.qmp.cmd("stop")
+    source = start("source", arch, extra, **OPTIONS)
+    uri = f"unix:{source.lab.tmp}/migration.sock"
+    destination = start("destination", arch, ("-incoming", uri), **OPTIONS)
+    source.wait_event("ready")
+    source.cmd("stop")
     meddle(source, source.report().the("boot"))
-    source.qmp.cmd("migrate", uri=uri)
-    destination.until(
-        lambda: destination.qmp.cmd("query-migrate").get("status") == "completed", "migration")
-    destination.qmp.cmd("cont")
-    destination.until_event("end")
+    source.cmd("migrate", uri=uri)
+    destination.wait_status("completed")
+    destination.cmd("cont")
+    destination.wait_event("end")
     assert destination.report().first("moved")
     return destination.report()
 
 
 @ARCHS
-def test_finds_nothing_after_an_honest_migration(start, tmp_path, arch):
-    assert moved(start, tmp_path, arch, lambda source, boot: None).intact
+def test_finds_nothing_after_an_honest_migration(start, arch):
+    assert moved(start, arch, lambda source, boot: None).intact
 
 
 @ARCHS
 @pytest.mark.parametrize("offset", [0, 8, 2048, 4088])
-def test_finds_one_wrong_word(start, tmp_path, arch, offset):
+def test_finds_one_wrong_word(start, arch, offset):
     found = {}
 
     def corrupt(source, boot):
         # Page by page until one that holds data: a wrong count is wrong in a zero page too,
         # but the counts of zero pages are not interesting.
-        for page in range(boot["test_pages"] // 2, boot["test_pages"]):
-            found["address"] = boot["test_address"] + page * 4096 + offset
-            word = int(source.qtest(f"readq {found['address']:#x}")[0], 16)
-            if word:
-                break
-        found["wrong"] = word ^ 1 << 17
-        source.qtest(f"writeq {found['address']:#x} {found['wrong']:#x}")
+        with Qtest(source.lab) as qtest:
+            for page in range(boot["test_pages"] // 2, boot["test_pages"]):
+                found["address"] = boot["test_address"] + page * 4096 + offset
+                word = int(qtest.cmd("readq", found["address"])[0], 16)
+                if word:
+                    break
+            qtest.cmd("writeq", found["address"], word ^ 1 << 17)
 
-    report = moved(start, tmp_path, arch, corrupt)
+    report = moved(start, arch, corrupt)
     assert not report.intact
     assert report.the("end")["bad_pages"] == 1
     bad, = report.all("bad")
@@ -198,16 +149,17 @@ def test_finds_one_wrong_word(start, tmp_path, arch, offset):
 
 
 @ARCHS
-def test_finds_a_wrong_zero_page(start, tmp_path, arch):
+def test_finds_a_wrong_zero_page(start, arch):
     def corrupt(source, boot):
-        for page in range(boot["test_pages"]):
-            address = boot["test_address"] + page * 4096
-            if int(source.qtest(f"readq {address:#x}")[0], 16) == 0:
-                source.qtest(f"writeq {address + 1024:#x} 0x1")
-                return
+        with Qtest(source.lab) as qtest:
+            for page in range(boot["test_pages"]):
+                address = boot["test_address"] + page * 4096
+                if int(qtest.cmd("readq", address)[0], 16) == 0:
+                    qtest.cmd("writeq", address + 1024, 1)
+                    return
         pytest.fail("no page is zero")
 
-    report = moved(start, tmp_path, arch, corrupt)
+    report = moved(start, arch, corrupt)
     bad, = report.all("bad")
     assert (bad["found"], bad["expected"]) == ("0x1", "0x0")
 
@@ -218,8 +170,9 @@ def test_finds_a_wrong_rom(start, tmp_path, arch):
     address, regions = {"x86_64": (0xffffff00, ["rom", "rom below 1 MiB"]), "aarch64": (0xff00, ["rom"])}[arch]
 
     def corrupt(source, boot):
-        source.gdb(f"M{address:x},1:ff")
+        gdb(path, f"M{address:x},1:ff")
 
-    report = moved(start, tmp_path, arch, corrupt)
+    path = str(tmp_path / "gdb")
+    report = moved(start, arch, corrupt, ("-gdb", f"unix:{path},server=on,wait=off"))
     assert not report.intact
     assert [b["region"] for b in report.all("bad")] == regions

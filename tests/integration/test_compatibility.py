@@ -6,15 +6,15 @@ from itertools import product
 
 import pytest
 
-from tests.lab import compatibility, other_qemu, tls
-from tests.lab.arches import on_aarch64
+from tests.lab import backends, compatibility, other_qemu, tls
+from tests.lab.arches import choices, on_aarch64
 from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, STOCK, Pair
 
 WITH_STOCK = {"stock-to-fork": (STOCK, FORK), "fork-to-stock": (FORK, STOCK), "stock-to-stock": (STOCK, STOCK)}
 WAYS = WITH_STOCK | {"peer-to-fork": (PEER, FORK), "fork-to-peer": (FORK, PEER)}
 MACHINES = ("pc-i440fx-10.0", "pc-q35-10.0")
-CHANNELS = {"preempt": ("postcopy-preempt",), "one-channel": ()}
+CHANNELS = ("preempt", "one-channel")
 VIRT = "virt-10.0,gic-version=3"
 
 
@@ -35,7 +35,7 @@ def precopy(lab, way, machine):
 
 
 def postcopy(lab, way, channels, machine):
-    with pair_of(lab, way, machine, f"post-copy, {channels}", capabilities=CHANNELS[channels]) as pair:
+    with pair_of(lab, way, machine, f"post-copy, {channels}", **backends.CHANNELS[channels]) as pair:
         pair.postcopy()
         pair.finish()
         if WAYS[way][1] == FORK:
@@ -46,17 +46,12 @@ def postcopy(lab, way, channels, machine):
             assert faults["exits"] + (faults["populated"] if late else 0) > 20, faults
 
 
-def quick(way, machine, channels="preempt"):
-    """Stock QEMU alone is slow, as are Debian's newest, which has to be fetched, the second
-    machine, and post-copy without preempt."""
-    return way in ("stock-to-fork", "fork-to-stock") and machine == MACHINES[0] and channels == "preempt"
+# Stock QEMU alone is for make check-all, as are Debian's newest, which has to be fetched, the second machine, and
+# post-copy without preempt.
+QUICK = [("stock-to-fork", MACHINES[0]), ("fork-to-stock", MACHINES[0])]
 
 
-def choices(*of):
-    return [pytest.param(*choice, marks=() if quick(*choice) else pytest.mark.slow) for choice in product(*of)]
-
-
-@pytest.mark.parametrize("way, machine", choices(WAYS, MACHINES))
+@pytest.mark.parametrize("way, machine", choices(WAYS, MACHINES, quick=QUICK))
 def test_precopy(lab, way, machine):
     precopy(lab, way, machine)
 
@@ -66,7 +61,8 @@ def test_precopy_on_aarch64(lab, way):
     precopy(lab, way, VIRT)
 
 
-@pytest.mark.parametrize("way, machine, channels", choices(WAYS, MACHINES, CHANNELS))
+@pytest.mark.parametrize("way, machine, channels", choices(
+    WAYS, MACHINES, CHANNELS, quick=[(*of, "preempt") for of in QUICK]))
 def test_postcopy(lab, way, machine, channels):
     postcopy(lab, way, channels, machine)
 
@@ -84,7 +80,7 @@ def test_multifd(lab, way, encrypted):
     with pair_of(lab, way, MACHINES[0], "multifd" + ", TLS" * encrypted, capabilities=None,
                  tls=tls.directory(lab) if encrypted else None) as pair:
         for side in pair.sides:
-            side.cmd("migrate-set-capabilities", capabilities=[{"capability": "multifd", "state": True}])
+            side.set_capabilities("multifd")
             side.cmd("migrate-set-parameters", multifd_channels=4)
         pair.precopy()
         pair.finish()
@@ -97,5 +93,5 @@ def test_multifd(lab, way, encrypted):
 def test_recovery(lab, way, channels, encrypted):
     """Post-copy that loses its connection, and goes on."""
     with pair_of(lab, way, MACHINES[0], f"recovery, {channels}" + ", TLS" * encrypted,
-                 capabilities=CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
+                 **backends.CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
         pair.broken_and_recovered()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""For tests of pytest with the fixture lab: those that run on arm64 or on both architectures, and those that
+"""For tests of pytest with the fixture lab or place: those that run on arm64 or on both architectures, and those that
 also run with the kernel interface that was not chosen.
 
 Tests without a mark of these run on x86-64 alone, with the interface that was chosen: exit-on-missing.
 """
+import inspect
 from collections.abc import Callable, Collection, Iterable
 from itertools import product
 from typing import Any, Literal
@@ -16,6 +17,7 @@ FIRST = kvm_interface.chosen()
 SECOND, = (name for name in kvm_interface.ALL if name != FIRST)
 
 Quick = Collection[Any] | Literal[True]
+Mark = Callable[[Callable[..., None]], Any]
 
 
 def both_interfaces(test: Callable[..., None]) -> Callable[..., None]:
@@ -46,25 +48,33 @@ def _param(arch: str, names: list[str], value: Any, quick: Quick) -> Any:
     return pytest.param(arch, *words, marks=marks, id=f"{arch}-{name}" if name else arch)
 
 
-def _parametrize(arches: Iterable[str], names: str, values: Iterable[Any], quick: Quick) -> pytest.MarkDecorator:
+def _parametrize(arches: Iterable[str], names: str, values: Iterable[Any], quick: Quick) -> Mark:
     words = names.split(", ") if names else []
     params = [_param(arch, words, value, quick) for value in values for arch in arches]
-    return pytest.mark.parametrize(["lab", *words], params, indirect=["lab"])
+
+    def mark(test: Callable[..., None]) -> Any:
+        where = "place" if "place" in inspect.signature(test).parameters else "lab"
+        return pytest.mark.parametrize([where, *words], params, indirect=[where])(test)
+    return mark
 
 
 def choices(*axes: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """Values for on_both() or parametrize(): one of each axis, in all combinations. Those that are
     not in quick are slow."""
-    return [choice if choice in quick else pytest.param(*choice, marks=pytest.mark.slow)
-            for choice in product(*axes)]
+    return listed(*product(*axes), quick=quick)
 
 
-def on_both(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> pytest.MarkDecorator:
+def listed(*values: Any, quick: Collection[Any]) -> list[Any]:
+    """The same of these combinations: where the soak draws all of them, each pair is enough."""
+    return [value if value in quick else pytest.param(*value, marks=pytest.mark.slow) for value in values]
+
+
+def on_both(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> Mark:
     """As parametrize(names, values), on x86-64 and on arm64. On arm64 a test is slow, except for
     the values in quick; True stands for all."""
     return _parametrize(("x86_64", "aarch64"), names, values, quick)
 
 
-def on_aarch64(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> pytest.MarkDecorator:
+def on_aarch64(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> Mark:
     """The same on arm64 alone."""
     return _parametrize(("aarch64",), names, values, quick)

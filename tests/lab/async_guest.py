@@ -11,8 +11,7 @@ LOAD: dict[str, Any] = {"mem": 48, "writers": 2, "computers": 1, "forkers": 1, "
 
 
 def finish(pair: LinuxPair) -> None:
-    pair.fast()
-    pair.finish()
+    pair.finish_fast()
     pair.check_threads()
 
 

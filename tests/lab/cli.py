@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
 
 from qemu.qmp import QMPError
@@ -33,6 +33,11 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) if i else cell.ljust(width)
                       for i, (cell, width) in enumerate(zip(row, widths, strict=True))) for row in rows]
+
+
+def parser(doc: str | None) -> ArgumentParser:
+    """Of a program with that text."""
+    return ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
 
 
 def main(name: str, run: Callable[[Namespace], int | None], options: Namespace) -> None:

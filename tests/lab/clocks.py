@@ -128,8 +128,7 @@ def migrate(pair: Pair, gap_s: float, postcopy: bool, meanwhile: Callable[[], No
         pair.postcopy(bandwidth=64 * MIB)
     else:
         pair.source.cmd("migrate", uri=pair.listen())
-    for side in pair.sides:
-        side.wait_status("completed")
+    pair.wait_completed()
     if gap_s:
         pair.lab.run(f"sleep {gap_s}")
         meanwhile()

@@ -338,8 +338,7 @@ class Failures:
         self.killed = None
         pair.destination.connect()
         for side in pair.sides:
-            side.cmd("migrate-set-capabilities", capabilities=[
-                {"capability": c, "state": False} for c in pair.capabilities])
+            side.set_capabilities(*pair.capabilities, state=False)
         pair.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth, downtime_limit=2000)
         pair.source.cmd("migrate", uri=pair.listen())
         meanwhile()

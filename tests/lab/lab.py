@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
 from tests.lab import initramfs, kvm_interface
-from tests.lab.paths import BUILD, FORK, LAB, PATIENCE
+from tests.lab.paths import BUILD, FORK, LAB, PATIENCE, qemu
 
 AGENT_PORT = 1
 READY = "lab: ready"
@@ -122,12 +122,13 @@ class Running(Protocol):
 
 
 class Place(Protocol):
-    """Where QEMUs are run: a Lab, or this machine (tests/bench/host.py)."""
+    """Where QEMUs are run: a Lab, or this machine (host.py)."""
 
     name: str
     arch: str
     qemu_words: tuple[str, ...]
-    address: str
+    address: str    # of servers that the driver reaches by host_port()
+    host: str       # of the driver's own servers
     tmp: str
     exit_on_missing: bool
     wait_us: int
@@ -137,6 +138,7 @@ class Place(Protocol):
     def job(self, cmd: str) -> Running: ...
     def run(self, cmd: str, timeout: float = TIMEOUT_S, *, check: bool = False) -> Result: ...
     def read_file(self, path: str) -> bytes: ...
+    def qemu(self, name: str) -> str: ...
     def huge_pages(self, wanted: bool) -> tuple[str, ...]: ...
     def port(self, number: int) -> int: ...
     def host_port(self, port: int) -> int: ...
@@ -246,6 +248,7 @@ class Lab:
     # For QEMUs in L1
     qemu_words: tuple[str, ...] = ("-accel", "kvm", "-cpu", "max")
     address = "0.0.0.0"
+    host = "10.0.2.2"
     tmp = "/tmp"
     exit_on_missing = True      # L1's KVM has it
     # A touch that took less has not waited for another process; on huge pages that KVM has
@@ -411,6 +414,9 @@ class Lab:
         if check and result.rc:
             raise CommandFailed(f"exit status {result.rc}: {cmd}", result)
         return result
+
+    def qemu(self, name: str) -> str:
+        return qemu(self.arch, name)
 
     def read_file(self, path: str) -> bytes:
         job = self.job(f"cat {shlex.quote(path)}")

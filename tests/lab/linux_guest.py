@@ -17,23 +17,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.lab import initramfs
+from tests.lab import guest, initramfs, lab
 from tests.lab.paths import LAB, ROOT, SANITIZED, below
 
 # The disk's driver, for init.c to load
 MODULE = "build/guest/virtio_blk.ko"
 # A newer kernel, of backports, with ptp_vmclock and phc2sys. For labs that are asked to have them.
 NEWER = ("build/guest/newer.kernel", "build/guest/newer.initrd")
-MACHINE = {"x86_64": "pc", "aarch64": "virt,gic-version=3"}
 # On a busy host the TSC looks unstable while the guest boots. A character of the console is an exit: until
 # init.c asks for all, only warnings and what is worse go there.
 WORDS = {"x86_64": ["console=ttyS0", "loglevel=5", "tsc=reliable"], "aarch64": ["console=ttyAMA0", "loglevel=5"]}
 # QEMU's, for a guest with async page faults: on arm64 it has them only where they are asked for
 ASYNC_PF = {"x86_64": (), "aarch64": ("-global", "arm-cpu.kvm-sdei=on", "-global", "arm-cpu.kvm-async-pf=on")}
 # What must not be in the guest's log.
-COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault|"
-                        r"blocked for more than|Out of memory|oom-kill|soft lockup|hard LOCKUP|rcu.*stall|segfault|"
-                        r"[Cc]locksource.*unstable")
+COMPLAINTS = re.compile(lab.COMPLAINTS.pattern + "|blocked for more than|Out of memory|oom-kill|soft lockup|"
+                        "hard LOCKUP|rcu.*stall|segfault|[Cc]locksource.*unstable")
 # Linux 6.12's own, where a processor goes off: seen without migration, with QEMU 10.0 and TCG, after some 60 times.
 KNOWN = re.compile(r"-\[ cut here \]-+[\r\n]+\[[^\n]*dl_rq->running_bw > old.*?-\[ end trace [^\n]*", re.DOTALL)
 
@@ -118,7 +116,7 @@ def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machin
     kernel, initrd = NEWER if newer else files(arch)
     return [
         *("-nodefaults", "-no-user-config", "-display", "none"), *("-no-reboot",) * (not reboot),
-        *("-machine", machine or MACHINE[arch], "-smp", str(cpus), "-m", str(memory_mb)),
+        *("-machine", machine or guest.MACHINE[arch], "-smp", str(cpus), "-m", str(memory_mb)),
         *("-kernel", kernel, "-initrd", initrd, "-append", " ".join(filter(None, words))),
         *("-chardev", f"file,id=report,path={report}"),
         *("-device", "virtio-serial-pci", "-device", "virtconsole,chardev=report"),

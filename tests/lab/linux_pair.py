@@ -6,22 +6,18 @@ import time
 from dataclasses import replace
 from typing import Any, Self
 
-from tests.lab import linux_guest
+from tests.lab import guest, linux_guest
 from tests.lab.lab import Place
 from tests.lab.pair import BasePair, BaseSide, until
-from tests.lab.paths import BUILD
 
 # What init.c reports: names and numbers.
 Line = dict[str, int]
 
 
 class LinuxSide(BaseSide):
-    @property
-    def log(self) -> str:
-        """Of the guest's kernel"""
-        return f"{self.lab.tmp}/{self.name}.log"
-
     def guest_arguments(self, options: dict[str, Any]) -> list[str]:
+        self.log = f"{self.lab.tmp}/{self.name}.log"    # of the guest's kernel
+        self.logs.append(self.log)
         return linux_guest.arguments(self.console, self.log, **options, arch=self.lab.arch)
 
     def report(self) -> linux_guest.Report:
@@ -44,20 +40,13 @@ class LinuxPair(BasePair[LinuxSide]):
 
     def __init__(self, lab: Place, machine: str | None = None, memory_mb: int = 160, cpus: int = 1,
                  **options: Any) -> None:
-        super().__init__(lab, machine=machine or linux_guest.MACHINE[lab.arch], memory_mb=memory_mb, cpus=cpus,
+        super().__init__(lab, machine=machine or guest.MACHINE[lab.arch], memory_mb=memory_mb, cpus=cpus,
                          **options)
 
     def __enter__(self) -> Self:
         for path in linux_guest.files(self.lab.arch):
             assert not self.lab.run(f"test -e {path}").rc, f"no {path} in the lab: make guest"
         return super().__enter__()
-
-    def keep_logs(self) -> str:
-        where = super().keep_logs()
-        for side in self.sides:
-            to = BUILD / "lab" / "postcopy" / self.lab.name / f"{side.name}.log"
-            to.write_text(side.kernel_log())
-        return where
 
     def check_memory(self) -> None:
         """Let the guest check all of its memory once more, then look at all that it has said."""
@@ -111,8 +100,7 @@ class LinuxPair(BasePair[LinuxSide]):
         self.sides = [self.source, self.destination]
         self.destination.connect()
         for side in self.sides:
-            side.cmd("migrate-set-capabilities",
-                     capabilities=[{"capability": c, "state": True} for c in self.capabilities])
+            side.set_capabilities(*self.capabilities)
         if self.exits:
             self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
 

@@ -13,24 +13,26 @@ import logging
 import re
 import shlex
 import shutil
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from qemu.qmp import ConnectError, QMPError, StateError
 from qemu.qmp.legacy import QEMUMonitorProtocol
 
 from tests.lab import guest
+from tests.lab.backends import BACKENDS
 from tests.lab.lab import CommandFailed, LabError, Place, Running
 from tests.lab.paths import BUILD, PATIENCE, TESTED
-from tests.lab.paths import qemu as path_of
 from tests.lab.proxy import Wire
 from tests.lab.sanitizer import ENVIRONMENT
 from tests.lab.text import search
+from tests.lab.threads import Thread, threads
 
 # Of the lab's architecture
 FORK = TESTED
@@ -142,13 +144,15 @@ class BaseSide(ABC):
         self.name = name
         self.console = f"{lab.tmp}/{name}.console"
         self.trace_log = f"{lab.tmp}/{name}.trace"
+        self.logs = [self.console, self.trace_log]      # what is kept of a test that fails
         self.pidfile = f"{lab.tmp}/{name}.pid"
         self.port = lab.port(QMP_PORT[name])
         self._qmp: QEMUMonitorProtocol | None = None
+        self.accelerator = lab.qemu_words[lab.qemu_words.index("-accel") + 1].upper()
         self.inject = Inject(lab, f"{lab.tmp}/{name}.inject")
         lab.run(f"rm -f {self.console} {self.trace_log} {self.pidfile}")
         argv = [
-            *wrapper, path_of(lab.arch, qemu), *("-name", f"{name},debug-threads=on", *lab.qemu_words),
+            *wrapper, lab.qemu(qemu), *("-name", f"{name},debug-threads=on", *lab.qemu_words),
             *self.guest_arguments(options),
             *("-qmp", f"tcp:{lab.address}:{self.port},server=on,wait=off"),
             *("-pidfile", self.pidfile),
@@ -197,6 +201,9 @@ class BaseSide(ABC):
             self.check()
             self.qmp.close()  # raises what ended the connection
             raise
+
+    def set_capabilities(self, *names: str, state: bool = True) -> None:
+        self.cmd("migrate-set-capabilities", capabilities=[{"capability": name, "state": state} for name in names])
 
     def cmd_out_of_band(self, name: str, **arguments: object) -> str:
         """Whatever QEMU's main thread does; returns the error, or an empty string."""
@@ -266,9 +273,18 @@ class BaseSide(ABC):
         tasks = f"/proc/$(cat {self.pidfile})/task"
         return f"$(dirname $(grep -lx {thread} {tasks}/*/comm))" if thread else f"{tasks}/$(cat {self.pidfile})"
 
-    def sleeps_in(self, function: str, thread: str = "") -> bool:
-        """A thread of this name, or the main thread, in a function of the kernel."""
-        return function in self.lab.run(f"cat {self.task(thread)}/wchan").output
+    def threads(self) -> list[Thread]:
+        return threads(self.lab, f"$(cat {self.pidfile})")
+
+    def sleeps_in(self, function: str, *names: str) -> bool:
+        """Whether all threads of these names, or the main thread, sleep in a function of the kernel."""
+        there = self.threads()
+        wanted = [thread for thread in there if thread.name in names] if names else there[:1]
+        return len(wanted) >= max(1, len(names)) and all(function in thread.where for thread in wanted)
+
+    def vcpu(self, number: int) -> str:
+        """The name of its thread."""
+        return f"CPU {number}/{self.accelerator}"
 
     def main_thread_waits(self) -> bool:
         """In the kernel, for a page."""
@@ -299,10 +315,9 @@ class BaseSide(ABC):
         for name, text in self.trace():
             if name in ("postcopy_fault_exit", "postcopy_fault_exit_end"):
                 waiting[int(search(r"^cpu (\d+)", text)[1])] = name == "postcopy_fault_exit"
-        threads = self.lab.run(f"cd /proc/$(cat {self.pidfile})/task && for t in *; do "
-                               "echo $(cat $t/comm $t/wchan); done").output
-        return ({cpu for cpu, waits in waiting.items() if waits}
-                | {int(cpu) for cpu in re.findall(r"CPU (\d+)/KVM handle_userfault", threads)})
+        missing = {thread.name for thread in self.threads() if "handle_userfault" in thread.where}
+        return {cpu for cpu, waits in waiting.items() if waits} | {
+            int(search(r"\d+", name)[0]) for name in missing if name.startswith("CPU ")}
 
     def memory(self, address: int, size: int) -> bytes:
         """Of the guest."""
@@ -322,6 +337,25 @@ class BaseSide(ABC):
             with contextlib.suppress(QMPError, EOFError, TimeoutError):
                 self._qmp.close()
         self.job.kill()
+
+
+def keep_logs(what: str, sides: Sequence[BaseSide], more: Mapping[str, bytes] = MappingProxyType({})) -> str:
+    """Of a test that has failed; returns where."""
+    if not sides:
+        return "no QEMU was started"
+    lab = sides[0].lab
+    to = BUILD / "lab" / what / lab.name
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    files = {"qmp.log": "\n".join(HEARD.lines).encode() + b"\n", **more}
+    for side in sides:
+        files[f"{side.name}.output"] = f"$ {side.job.cmd}\n{side.job.output}".encode()
+        for path in side.logs:
+            with contextlib.suppress(CommandFailed, LabError, OSError):
+                files[path.rsplit("/", 1)[1]] = side.lab.read_file(path)
+    for name, data in files.items():
+        (to / name).write_bytes(data)
+    return f"logs of this test's QEMUs and guest: {to}; of the kernel: {lab.serial_log}"
 
 
 class Side(BaseSide):
@@ -362,7 +396,7 @@ AnyWire = TypeVar("AnyWire", bound=Wire)
 
 
 class BasePair(ABC, Generic[AnySide]):
-    """exits: postcopy-fault-exits of the destination; backend: of memory, for -object;
+    """exits: postcopy-fault-exits of the destination; backend: of BACKENDS, or words for -object;
     capabilities: beside postcopy-ram, or None for pre-copy alone; source_options,
     destination_options: more words of their command lines; tls: directory in L1 with keys.psk;
     traced: write a trace, for Side.trace(); wrapper: words before the destination's command;
@@ -372,7 +406,7 @@ class BasePair(ABC, Generic[AnySide]):
     side_type: type[AnySide]
 
     def __init__(self, lab: Place, exits: str | None = None, source: str = FORK, destination: str = FORK,
-                 machine: str | None = None, memory_mb: int | str = 32, backend: str | None = None,
+                 machine: str | None = None, memory_mb: int | str = 32, backend: str = "anonymous",
                  capabilities: Sequence[str] | None = ("postcopy-preempt",), source_options: Sequence[str] = (),
                  destination_options: Sequence[str] = (), cpus: int = 4, tls: str | None = None, traced: bool = True,
                  wrapper: Sequence[str] = (), destination_lab: Place | None = None, fetch: int | tuple[int, int] = 0,
@@ -386,7 +420,8 @@ class BasePair(ABC, Generic[AnySide]):
         self.capabilities = () if capabilities is None else ("postcopy-ram", *capabilities)
         self.ports = iter(range(FIRST_MIGRATION_PORT, FIRST_MIGRATION_PORT + 100))
         # So slow that nearly all memory is left for post-copy; a page takes half a second at most.
-        self.precopy_bandwidth = 4 * MIB if "huge" in (backend or "") else 64 << 10
+        backend = BACKENDS.get(backend, backend)
+        self.precopy_bandwidth = 4 * MIB if "huge" in backend else 64 << 10
         arguments: list[str] = []
         if backend:
             arguments = ["-object", f"{backend},id=ram,size={memory_mb}M"]
@@ -414,8 +449,7 @@ class BasePair(ABC, Generic[AnySide]):
             self.source, self.destination = self.sides
             for side in self.sides:
                 side.connect()
-                side.cmd("migrate-set-capabilities",
-                         capabilities=[{"capability": c, "state": True} for c in self.capabilities])
+                side.set_capabilities(*self.capabilities)
                 if self.tls:
                     side.cmd("migrate-set-parameters", tls_creds="tls")
             for side, channels in zip(self.sides, self.fetch, strict=True):
@@ -436,41 +470,37 @@ class BasePair(ABC, Generic[AnySide]):
         for wire in self.wires:
             wire.cut()
         if error:
-            error.add_note(self.keep_logs())
+            error.add_note(keep_logs("postcopy", self.sides, self.more_logs()))
 
-    def keep_logs(self) -> str:
-        to = BUILD / "lab" / "postcopy" / self.lab.name
-        shutil.rmtree(to, ignore_errors=True)
-        to.mkdir(parents=True)
-        (to / "qmp.log").write_text("\n".join(HEARD.lines) + "\n")
-        for side in self.sides:
-            (to / f"{side.name}.output").write_text(f"$ {side.job.cmd}\n{side.job.output}")
-            for path in side.console, side.trace_log:
-                with contextlib.suppress(CommandFailed, LabError, OSError):
-                    (to / path.rsplit("/", 1)[1]).write_bytes(side.lab.read_file(path))
-        for n, wire in enumerate(self.wires):
-            if wire.kept:
-                (to / f"wire{n}.stream").write_bytes(wire.kept)
-        return f"logs of this test's QEMUs and guest: {to}; of L1's kernel: {self.lab.serial_log}"
+    def more_logs(self) -> dict[str, bytes]:
+        """By the name of a file."""
+        return {f"wire{n}.stream": bytes(wire.kept) for n, wire in enumerate(self.wires) if wire.kept}
 
     # Migration
 
     def listen(self, command: str = "migrate-incoming") -> str:
         """Let the destination listen; returns the URI for the source."""
-        port = next(self.ports)
-        self.destination.cmd(command, uri=f"tcp:0.0.0.0:{port}")
+        port = self.port()
+        self.destination.cmd(command, uri=f"tcp:{self.destination_lab.address}:{port}")
         return self.uri_of(port)
+
+    def port(self) -> int:
+        """Another one of the destination's place."""
+        return self.destination_lab.port(next(self.ports))
 
     def uri_of(self, port: int) -> str:
         """For the source, of the destination that listens at a port."""
         if self.destination_lab is not self.lab:
-            # The host, in L1's view
-            return f"tcp:10.0.2.2:{self.destination_lab.host_port(port)}"
+            return f"tcp:{self.lab.host}:{self.destination_lab.host_port(port)}"
         return f"tcp:127.0.0.1:{port}"
 
     def host_port_of(self, uri: str) -> int:
         """On the host, of the destination that listens at uri."""
         return self.lab.host_port(int(uri.rsplit(":", 1)[1]))
+
+    def uri_of_server(self, server: socket.socket) -> str:
+        """For the source, of this process's server."""
+        return f"tcp:{self.lab.host}:{server.getsockname()[1]}"
 
     def wire(self, uri: str, **options: Any) -> Wire:
         """Put a wire.Wire before the destination that listens at uri."""
@@ -479,8 +509,13 @@ class BasePair(ABC, Generic[AnySide]):
     def wire_of(self, kind: type[AnyWire], uri: str, **options: Any) -> AnyWire:
         """The same, one of a kind of them."""
         wire = kind(self.host_port_of(uri), **options)
+        wire.uri = self.uri_of_server(wire.listening)
         self.wires.append(wire)
         return wire
+
+    def pause(self) -> None:
+        self.source.cmd("migrate-pause")
+        self.wait_paused()
 
     def wait_paused(self) -> None:
         for side in self.sides:
@@ -504,7 +539,7 @@ class BasePair(ABC, Generic[AnySide]):
 
     def through_proxy(self, uri: str) -> str:
         """Put processes between the two that cut() ends; returns the URI for the source."""
-        port = next(self.ports)
+        port = self.port()
         self.proxy = self.lab.job(f"echo $$; exec nc -ll -p {port} "
                                   f"-e nc 127.0.0.1 {uri.rsplit(':', 1)[1]}")
         until(lambda: listens(self.lab, port), "the proxy")
@@ -582,16 +617,22 @@ class BasePair(ABC, Generic[AnySide]):
         """The source sends all that is left."""
         self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
 
-    def finish(self) -> None:
-        """Wait for the end of the migration, and for the guest's check of its memory."""
+    def wait_completed(self) -> None:
         for side in self.sides:
             side.wait_status("completed")
+
+    def finish(self) -> None:
+        """Wait for the end of the migration, and for the guest's check of its memory."""
+        self.wait_completed()
         self.check_memory()
+
+    def finish_fast(self) -> None:
+        self.fast()
+        self.finish()
 
     def recover_and_finish(self) -> None:
         self.recover()
-        self.fast()
-        self.finish()
+        self.finish_fast()
 
     @abstractmethod
     def check_memory(self) -> None:
@@ -614,11 +655,15 @@ class Pair(BasePair[Side]):
 
     side_type = Side
 
+    def midst(self, uri: str | None = None, bandwidth: int = MIB) -> None:
+        """As postcopy(), to the point where the guest touches its memory."""
+        self.postcopy(uri, bandwidth)
+        self.destination.wait_event("timing")
+
     def broken_and_recovered(self) -> None:
         """Post-copy to its end, whose connection is cut while the guest touches its memory."""
         wire = self.wire(self.listen())
-        self.postcopy(wire.uri)
-        self.destination.wait_event("timing")
+        self.midst(wire.uri)
         wire.cut()
         self.wait_paused()
         self.recover_and_finish()

@@ -20,7 +20,6 @@ ZERO, PAGE, EOS, CONTINUE = 0x02, 0x08, 0x10, 0x20
 PAGE_SIZE = 4096
 CHUNK = 16 << 10
 GRACE_S = 1
-HOST = "10.0.2.2"  # the host, seen from L1
 
 MAIN, URGENT = 0, 1  # the order in which the source connects
 
@@ -138,14 +137,14 @@ class Wire:
         self.swallows = False   # what the source sends, from here on
         self.is_cut = False
         self.kept: bytearray | None = None  # what the main channel has passed on, if it is kept
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.uri = f"tcp:{HOST}:{self._listening.getsockname()[1]}"
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.uri = ""   # for the source, of a wire that a pair has made
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             for channel in itertools.count():
-                source, _ = self._listening.accept()
+                source, _ = self.listening.accept()
                 if channel == self.refused:
                     self.channels.append((source, source))
                     continue
@@ -250,7 +249,7 @@ class Wire:
 
     def cut(self) -> None:
         self.is_cut = True
-        self._listening.close()
+        self.listening.close()
         for channel in self.channels:
             self._abort(*channel)
 

@@ -19,12 +19,12 @@ ACPI_MEMORY, ACPI_PCI = 0xa00, 0xae00
 
 class Qtest:
     def __init__(self, lab: Place, side: str = "source") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", lab.host_port(PORT[side])))
+        self.socket = socket.create_connection(("127.0.0.1", lab.host_port(lab.port(PORT[side]))))
         self.file = self.socket.makefile()
 
     @staticmethod
-    def arguments(side: str = "source") -> list[str]:
-        return ["-qtest", f"tcp:0.0.0.0:{PORT[side]},server=on,wait=off", "-qtest-log", "none"]
+    def arguments(lab: Place, side: str = "source") -> list[str]:
+        return ["-qtest", f"tcp:{lab.address}:{lab.port(PORT[side])},server=on,wait=off", "-qtest-log", "none"]
 
     def __enter__(self) -> Self:
         return self

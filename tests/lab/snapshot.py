@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A QEMU in the lab of which background snapshots are taken, and another that restores them.
 
-    with Machine(lab, backend="memory-backend-memfd") as machine:
+    with Machine(lab, backend="memfd") as machine:
         info = machine.take()
         machine.restore()
 
@@ -9,46 +9,33 @@ The guest writes all the time. Each page counts its touches, and another page co
 (tests/guest/memory.c), so that a page of another moment than the rest is found: restore() lets the
 guest run on and check all its memory. If the body fails, what the QEMUs and the guest wrote is kept.
 """
-import contextlib
 import re
-import shutil
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from tests.lab import guest
-from tests.lab.lab import CommandFailed, LabError, Place
-from tests.lab.pair import FORK, Side, until
-from tests.lab.paths import BUILD
+from tests.lab.backends import BACKENDS
+from tests.lab.lab import Place
+from tests.lab.pair import FORK, Side, keep_logs, until
 from tests.lab.qtest import Qtest
 
-SNAPSHOT = "/tmp/snapshot"
 ENDED = ("completed", "failed", "cancelled")
-# Of a directory: each QEMU has a file of its own.
-FILE = "memory-backend-file,mem-path=/dev/{},share={}"
-BACKENDS = {
-    "anonymous": None,
-    "anonymous-shared": "memory-backend-ram,share=on",
-    "memfd": "memory-backend-memfd",
-    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-    "shmem-file": FILE.format("shm", "on"),
-    "shmem-file-private": FILE.format("shm", "off"),
-    "hugetlb-file-private": FILE.format("hugepages", "off"),
-}
 
 
 class Machine:
-    """backend: of memory, for -object; capabilities: beside background-snapshot; arguments: more
+    """backend: of BACKENDS; capabilities: beside background-snapshot; arguments: more
     words of both command lines, taker: of the first one's; wrapper: words before it; other
     options: as for guest.arguments()."""
 
-    def __init__(self, lab: Place, qemu: str = FORK, backend: str | None = None, memory_mb: int | str = 64,
+    def __init__(self, lab: Place, qemu: str = FORK, backend: str = "anonymous", memory_mb: int | str = 64,
                  cpus: int = 4, machine: str = "pc", capabilities: Sequence[str] = (), arguments: Sequence[str] = (),
                  taker: Sequence[str] = (), wrapper: Sequence[str] = (), **options: int | str) -> None:
         self.lab = lab
+        self.file = f"{lab.tmp}/snapshot"
         self.arguments = list(arguments)
-        if backend:
-            self.arguments += ["-object", f"{backend},id=ram,size={memory_mb}M"]
+        if backend != "anonymous":
+            self.arguments += ["-object", f"{BACKENDS[backend]},id=ram,size={memory_mb}M"]
             machine += ",memory-backend=ram"
         self.options = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus,
                         "payload": guest.PAYLOAD} | options
@@ -61,7 +48,7 @@ class Machine:
         try:
             self.side = self._side("source", qemu, arguments, wrapper)
             self.side.wait_event("ready")
-            self.enable("background-snapshot", *self.capabilities)
+            self.side.set_capabilities("background-snapshot", *self.capabilities)
         except BaseException as e:
             self.__exit__(type(e), e, None)
             raise
@@ -79,28 +66,14 @@ class Machine:
         for side in self.sides:
             side.end()
         if error:
-            error.add_note(self.keep_logs())
-        self.lab.run(f"rm -f {SNAPSHOT}")
-
-    def keep_logs(self) -> str:
-        to = BUILD / "lab" / "snapshot" / self.lab.name
-        shutil.rmtree(to, ignore_errors=True)
-        to.mkdir(parents=True)
-        for n, side in enumerate(self.sides):
-            (to / f"{n}-{side.name}.output").write_text(f"$ {side.job.cmd}\n{side.job.output}")
-            with contextlib.suppress(CommandFailed, LabError, OSError):
-                (to / f"{n}-{side.name}.console").write_bytes(self.lab.read_file(side.console))
-        return f"logs of this test's QEMUs and guest: {to}; of L1's kernel: {self.lab.serial_log}"
-
-    def enable(self, *names: str, side: Side | None = None) -> None:
-        (side or self.side).cmd("migrate-set-capabilities",
-                                capabilities=[{"capability": c, "state": True} for c in names])
+            error.add_note(keep_logs("snapshot", self.sides))
+        self.lab.run(f"rm -f {self.file}")
 
     # Snapshots
 
-    def start(self, uri: str = f"file:{SNAPSHOT}") -> None:
+    def start(self, uri: str = "") -> None:
         self.side.qmp.clear_events()
-        self.side.cmd("migrate", uri=uri)
+        self.side.cmd("migrate", uri=uri or f"file:{self.file}")
 
     def wait_running(self) -> None:
         """Wait until memory is protected and the guest runs on. Before it is stopped for that, the
@@ -120,7 +93,7 @@ class Machine:
         assert info["status"] in wanted, info
         return info
 
-    def take(self, uri: str = f"file:{SNAPSHOT}", status: str = "completed") -> dict[str, Any]:
+    def take(self, uri: str = "", status: str = "completed") -> dict[str, Any]:
         """Take a snapshot of the running guest; returns query-migrate."""
         self.start(uri)
         return self.wait(status)
@@ -139,10 +112,9 @@ class Machine:
 
         keep: leave it there, for Qtest; status: of a guest that does not run by itself."""
         side = self._side("destination", qemu, ["-incoming", "defer",
-                                                *(Qtest.arguments("destination") if keep else ())])
-        if capabilities:
-            self.enable(*capabilities, side=side)
-        side.cmd("migrate-incoming", uri=f"file:{SNAPSHOT}")
+                                                *(Qtest.arguments(self.lab, "destination") if keep else ())])
+        side.set_capabilities(*capabilities)
+        side.cmd("migrate-incoming", uri=f"file:{self.file}")
         if status:
             until(lambda: side.cmd("query-status")["status"] == status, f"the restored guest is {status}")
             side.cmd("cont")
@@ -155,7 +127,7 @@ class Machine:
         return report
 
     def snapshot_bytes(self) -> int:
-        return int(self.lab.run(f"stat -c %s {SNAPSHOT}", check=True).output)
+        return int(self.lab.run(f"stat -c %s {self.file}", check=True).output)
 
     # The guest
 
@@ -188,13 +160,6 @@ class Machine:
     def protected(self) -> list[str]:
         """Mappings that are registered with a userfaultfd for write protection."""
         return re.findall(r"^VmFlags:.*\buw\b", self.proc("smaps"), re.M)
-
-    def sleeps_in(self, function: str, *threads: str) -> bool:
-        """Whether all threads of these names sleep in the kernel's function, which begins so."""
-        lines = self.lab.run(f"cd /proc/$(cat {self.side.pidfile})/task && for t in *; do "
-                             "echo $(cat $t/wchan) $(cat $t/comm); done", check=True).output.splitlines()
-        where = {name: wchan for wchan, _, name in (line.partition(" ") for line in lines)}
-        return all(where[name].startswith(function) for name in threads)
 
     def resident_kib(self) -> int:
         """Memory in use, with the tables that map it."""

@@ -22,7 +22,7 @@ def dh_parameters() -> str:
 
 def directory(lab: Place) -> str:
     """A directory in the lab with what Pair's tls needs."""
-    path = "/tmp/psk"
+    path = f"{lab.tmp}/psk"
     lab.run(f"mkdir -p {path} && echo qemu:6a1d3a2b >{path}/keys.psk && "
             f"echo '{dh_parameters()}' >{path}/dh-params.pem", check=True)
     return path

@@ -7,7 +7,6 @@ each, where it is whole; where it is not, the QEMU that is left must say so. Pri
 each migration, and writes build/reports/soak.json. What hangs, or ends otherwise, ends the run, with
 the seed that repeats it and what to look at.
 """
-import argparse
 import json
 import random
 import signal
@@ -19,6 +18,7 @@ from collections import Counter
 
 from qemu.qmp import ExecuteError
 
+from tests.lab import cli
 from tests.lab.failures import ACTIONS, HELD, PHASES, Ended, Failures, diagnosis, phase_wire
 from tests.lab.lab import Lab
 from tests.lab.pair import MIB, Pair, until
@@ -27,14 +27,10 @@ from tests.lab.qtest import Qtest, eject_memory
 
 REPORT = REPORTS / "soak.json"
 HUGEPAGES = 256
-SMALL = {"anonymous": None, "memfd": "memory-backend-memfd", "shm": "memory-backend-shm"}
-HUGE = {"hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-        "hugetlb-private": "memory-backend-file,mem-path=/dev/hugepages,share=off"}
-
-
+SMALL = ("anonymous", "memfd", "shm")
+HUGE = ("hugetlb", "hugetlb-private")
 DIMM_MB = 16
 DIMM = ("-object", f"memory-backend-ram,id=dimm-ram,size={DIMM_MB}M", "-device", "pc-dimm,id=dimm,memdev=dimm-ram")
-SNAPSHOT = "/tmp/snapshot"
 WHOLE = (Ended.DESTINATION, Ended.SOURCE)
 
 
@@ -47,7 +43,7 @@ def chosen(seed, fetch=False):
                 for _ in range(r.choice([0, 1, 1, 2]))]
     return {
         "seed": seed,
-        "backend": r.choice(list(HUGE if huge else SMALL)),
+        "backend": r.choice(HUGE if huge else SMALL),
         "exits": r.choice(["on", "off"]),
         "preempt": r.random() < 0.5,
         "cpus": r.randint(1, 4),
@@ -87,20 +83,16 @@ def told(c):
     return ", ".join(words)
 
 
-def set_capabilities(side, value, *names):
-    side.cmd("migrate-set-capabilities", capabilities=[{"capability": c, "state": value} for c in names])
-
-
 def cancel_snapshots(pair, delays_s, note):
     """Each ends cancelled or completed, and leaves the source as it was."""
     source = pair.source
     if not delays_s:
         return
     source.wait_event("ready")
-    set_capabilities(source, False, *pair.capabilities)
-    set_capabilities(source, True, "background-snapshot")
+    source.set_capabilities(*pair.capabilities, state=False)
+    source.set_capabilities("background-snapshot")
     for delay_s in delays_s:
-        source.cmd("migrate", uri=f"file:{SNAPSHOT}")
+        source.cmd("migrate", uri=f"file:{pair.lab.tmp}/snapshot")
         time.sleep(delay_s)
         before = source.status()
         source.cmd("migrate_cancel")
@@ -109,9 +101,9 @@ def cancel_snapshots(pair, delays_s, note):
         assert status == "completed" if before == "completed" else status != "failed", (before, status)
         assert source.cmd("query-status")["running"], f"the guest is stopped by a snapshot that was {status}"
         note(f"snapshot {status}")
-    set_capabilities(source, False, "background-snapshot")
-    set_capabilities(source, True, *pair.capabilities)
-    pair.lab.run(f"rm -f {SNAPSHOT}")
+    source.set_capabilities("background-snapshot", state=False)
+    source.set_capabilities(*pair.capabilities)
+    pair.lab.run(f"rm -f {pair.lab.tmp}/snapshot")
 
 
 def refused(side, note):
@@ -143,9 +135,9 @@ def migrate(lab, c, note=lambda text: None):
     huge = c["backend"] in HUGE
     memory_mb = 64 if huge else 32
     def dimm(side):
-        return ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(side)] if c["dimm"] else []
+        return ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(lab, side)] if c["dimm"] else []
 
-    with Pair(lab, exits=c["exits"], backend=(HUGE | SMALL)[c["backend"]], cpus=c["cpus"],
+    with Pair(lab, exits=c["exits"], backend=c["backend"], cpus=c["cpus"],
               capabilities=("postcopy-preempt",) if c["preempt"] else (),
               memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"], fetch=c["fetch_channels"],
               zero=c["zero_percent"], seed=c["seed"] & 0xffff,
@@ -275,7 +267,7 @@ class Soak:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.parser(__doc__)
     parser.add_argument("--number", type=int, default=200, help="of migrations (200)")
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow (1)")
     parser.add_argument("--fetch", action="store_true", help="each by 1 to 8 fetch channels, not half of them")

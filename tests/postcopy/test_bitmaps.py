@@ -3,13 +3,13 @@
 from tests.lab.pair import MIB, Pair
 
 
-def test_bitmaps_alone(lab):
+def test_bitmaps_alone(place):
     """The source ends its memory once more in post-copy, which takes no part in it."""
-    with Pair(lab, capabilities=None, mem=4) as pair:
+    with Pair(place, capabilities=None, mem=4) as pair:
         for side in pair.sides:
             # By its bitmap, QEMU takes it for 32 MiB to be sent: too much for the blackout, which has time for memory
             side.add_disk(16 << 30)
-            side.cmd("migrate-set-capabilities", capabilities=[{"capability": "dirty-bitmaps", "state": True}])
+            side.set_capabilities("dirty-bitmaps")
         pair.source.qmp.cmd("block-dirty-bitmap-add", node="disk", name="changed", granularity=512)
         pair.start(bandwidth=8 * MIB)
         pair.source.cmd("migrate-start-postcopy")

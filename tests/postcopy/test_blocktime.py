@@ -18,8 +18,7 @@ def blocktime(pair):
 
 def stop_source(pair):
     """Postcopy of which little has come, of a stopped source.  Returns the faults after a wait of WAIT_S."""
-    pair.postcopy(bandwidth=64 << 10)
-    pair.destination.wait_event("timing")
+    pair.midst(bandwidth=64 << 10)
     pair.source.signal("STOP")
     faults = pair.until_all_wait()
     time.sleep(WAIT_S)
@@ -28,16 +27,15 @@ def stop_source(pair):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exits, kick", [("on", False), ("on", True), ("off", False)])
-def test_all_wait(lab, exits, kick):
+def test_all_wait(place, exits, kick):
     """For a source that has been stopped; kick: while they wait, the vCPUs do what they are asked to do."""
-    with Pair(lab, exits=exits, capabilities=CAPABILITIES, mem=16) as pair:
+    with Pair(place, exits=exits, capabilities=CAPABILITIES, mem=16) as pair:
         begin = time.monotonic()
         stop_source(pair)
         if kick:
             assert pair.destination.registers_of_all() == 4
         pair.source.signal("CONT")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         total, vcpus = blocktime(pair)
         longest = 1000 * (time.monotonic() - begin)
         assert len(vcpus) == 4
@@ -47,17 +45,16 @@ def test_all_wait(lab, exits, kick):
 
 
 @pytest.mark.slow
-def test_next_page_is_missed_first(lab):
+def test_next_page_is_missed_first(place):
     """A vCPU misses its next page before the thread that has placed the one before marks the end of that wait."""
-    with Pair(lab, exits="off", cpus=1, destination=INJECT, capabilities=CAPABILITIES, mem=16) as pair:
+    with Pair(place, exits="off", cpus=1, destination=INJECT, capabilities=CAPABILITIES, mem=16) as pair:
         before = stop_source(pair)["uffd"]
         pair.destination.inject.arm("postcopy-placed")
         pair.source.signal("CONT")
         pair.destination.inject.wait_held("postcopy-placed")
         until(lambda: pair.faults()["uffd"] > before, "the next page is missed")
         pair.destination.inject.release("postcopy-placed")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         total, (vcpu,) = blocktime(pair)
         assert 900 * WAIT_S < total <= vcpu
 

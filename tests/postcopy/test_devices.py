@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.lab import other_qemu
+from tests.lab.backends import CHANNELS
 from tests.lab.failures import Ended, Failures
 from tests.lab.missing_at_load import loading
 from tests.lab.pair import FORK, INJECT, STOCK, Pair, until
@@ -22,9 +23,9 @@ PING, LOADED = (bytes.fromhex(f"08 0002 0004 {value:08x}") for value in (5, 3))
     # What is expected.
     pytest.param("killed", "one-channel", STOCK, marks=pytest.mark.slow),
 ])
-def test_source_ends_while_devices_are_loaded(lab, end, channels, destination):
+def test_source_ends_while_devices_are_loaded(place, end, channels, destination):
     """virtio reads its ring, which has not come and will not come: the destination ends."""
-    ends(lab, end, channels, destination)
+    ends(place, end, channels, destination)
 
 
 @pytest.mark.slow
@@ -45,11 +46,11 @@ class BadAtLast(Nothing):
             send(replace(page, address=1 << 40).pack())
 
 
-def test_error_while_devices_are_loaded(lab):
+def test_error_while_devices_are_loaded(place):
     """One that is not the connection's, in the thread that receives memory: the guest has not run there, and goes on
     on the source by itself, though the main thread has read its ring as zeros by then."""
     lie = BadAtLast()
-    with loading(lab, lie) as (pair, _):
+    with loading(place, lie) as (pair, _):
         lie.bad = True
         until(lambda: not pair.destination.job.running, "the destination ends")
         assert "has failed while the devices were loaded" in pair.destination.job.output
@@ -58,11 +59,11 @@ def test_error_while_devices_are_loaded(lab):
         assert Failures(pair).ended() == Ended.SOURCE
 
 
-def test_end_before_the_devices_are_loaded(lab):
+def test_end_before_the_devices_are_loaded(place):
     """The thread that receives memory has read the end when the main one misses a page, which nobody sends."""
     # It answers so many PINGs first.
     lie = InPackage(100_000 * PING, behind=bytes([VM_EOF]))
-    with loading(lab, lie, until_waits=False) as (pair, _):
+    with loading(place, lie, until_waits=False) as (pair, _):
         until(lambda: not pair.destination.job.running, "the destination ends")
         assert "has ended the stream without the page" in pair.destination.job.output
         # Behind so many answers, its last word may be lost: then migrate_cancel returns the guest.
@@ -70,11 +71,11 @@ def test_end_before_the_devices_are_loaded(lab):
 
 
 @pytest.mark.slow
-def test_package_fails_behind_the_answer(lab):
+def test_package_fails_behind_the_answer(place):
     """The main thread has told that the devices are loaded, and cannot load what follows, while the listen thread
     pauses and closes what both have read. Who reads of it then, AddressSanitizer tells."""
     lie = InPackage(LOADED + 100_000 * PING)
-    with loading(lab, lie, until_waits=False) as (pair, wire):
+    with loading(place, lie, until_waits=False) as (pair, wire):
         until(lambda: ("source_return_path_thread_pong", "0x3") in pair.source.trace(), "the answer")
         wire.cut()
         until(lambda: not pair.destination.job.running, "the destination ends")
@@ -90,10 +91,10 @@ class Silent(Nothing):
 
 
 @pytest.mark.slow
-def test_urgent_channel_breaks_behind_the_devices(lab):
+def test_urgent_channel_breaks_behind_the_devices(place):
     """The main thread has told that they are loaded, so that the guest will not go on on the source: it runs the
     guest, though the channel that the listen thread is to recover is broken by then."""
-    with Pair(lab, destination=INJECT, pattern="shared", mem=16) as pair:
+    with Pair(place, destination=INJECT, pattern="shared", mem=16) as pair:
         inject = pair.destination.inject
         wire = pair.wire(pair.listen(), lie=Silent(), lying=MAIN)
         pair.start(wire.uri)
@@ -113,9 +114,9 @@ def test_urgent_channel_breaks_behind_the_devices(lab):
         pair.recover_and_finish()
 
 
-def ends(lab, end, channels, destination, wrapper=()):
-    capabilities, lying = {"preempt": (("postcopy-preempt",), URGENT), "one-channel": ((), MAIN)}[channels]
-    with loading(lab, Nothing(), destination, capabilities, lying, wrapper) as (pair, wire):
+def ends(place, end, channels, destination, wrapper=()):
+    lying = URGENT if channels == "preempt" else MAIN
+    with loading(place, Nothing(), destination, lying=lying, wrapper=wrapper, **CHANNELS[channels]) as (pair, wire):
         if end == "killed":
             pair.source.signal("KILL")
         else:

@@ -51,8 +51,7 @@ def all_has_come(lab, **options):
         pair.destination.hmp("o/b 0x71 1")
         pair.destination.wait_event("end")
         faults |= pair.faults()
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.pause()
         pair.recover()
         pair.finish()
 

@@ -2,35 +2,24 @@
 """The end of post-copy: all was sent, and not all has come."""
 import pytest
 
+from tests.lab.backends import CHANNELS
 from tests.lab.pair import Pair, until
 from tests.lab.proxy import MAIN, URGENT, Never
 
 
-def pause_source(pair, _):
-    pair.source.cmd("migrate-pause")
-
-
-def pause_destination(pair, _):
-    pair.destination.cmd("migrate-pause")
-
-
-def reset(_, wire):
-    wire.cut()
-
-
 @pytest.mark.parametrize("trouble, exits, channels", [
-    (reset, "on", "preempt"),
+    ("reset", "on", "preempt"),
     pytest.param(None, "on", "one-channel", marks=pytest.mark.slow),
-    pytest.param(pause_destination, "on", "preempt", marks=pytest.mark.slow),
-    pytest.param(pause_destination, "off", "preempt", marks=pytest.mark.slow),
-    pytest.param(pause_source, "on", "preempt", marks=pytest.mark.slow),
+    pytest.param("destination", "on", "preempt", marks=pytest.mark.slow),
+    pytest.param("destination", "off", "preempt", marks=pytest.mark.slow),
+    pytest.param("source", "on", "preempt", marks=pytest.mark.slow),
     pytest.param(None, "off", "one-channel", marks=pytest.mark.slow),
 ])
-def test_requested_page_is_lost(lab, trouble, exits, channels):
+def test_requested_page_is_lost(place, trouble, exits, channels):
     """The destination has read the end of the main channel, and a page that it has asked for does
     not come: it waits, can be paused, and recovered."""
-    capabilities, lying = {"preempt": (("postcopy-preempt",), URGENT), "one-channel": ((), MAIN)}[channels]
-    with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
+    lying = URGENT if channels == "preempt" else MAIN
+    with Pair(place, exits=exits, pattern="shared", mem=16, **CHANNELS[channels]) as pair:
         lie = Never()
         wire = pair.wire(pair.listen(), lie=lie, lying=lying)
         pair.postcopy(wire.uri, bandwidth=256 << 10)
@@ -43,7 +32,10 @@ def test_requested_page_is_lost(lab, trouble, exits, channels):
             for side in pair.sides:
                 assert side.status() == "postcopy-active"
             assert pair.faults()["awaited"] > 0
-            trouble(pair, wire)
+            if trouble == "reset":
+                wire.cut()
+            else:
+                (pair.source if trouble == "source" else pair.destination).cmd("migrate-pause")
         pair.wait_paused()
         if channels == "one-channel":
             # Pages come in order: the source has withheld it.

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.lab.arches import choices
+from tests.lab.backends import guest_on
 from tests.lab.failures import Ended, Failures
 from tests.lab.pair import MIB, Pair, until
 from tests.lab.proxy import (
@@ -24,17 +25,15 @@ from tests.lab.proxy import (
     Wire,
 )
 
-BACKENDS = {"anonymous": None, "memfd": "memory-backend-memfd"}
-
-
 # Different memory and different ways of waiting
-cases = pytest.mark.parametrize("exits, backend", choices(["on", "off"], BACKENDS, quick=[("on", "memfd")]))
+cases = pytest.mark.parametrize("exits, backend", choices(
+    ["on", "off"], ["anonymous", "memfd"], quick=[("on", "memfd")]))
 
 
 @contextlib.contextmanager
-def lied_to(lab, lie, exits, backend):
+def lied_to(place, lie, exits, backend):
     """A pair whose post-copy has begun, with a lie in its urgent channel."""
-    with Pair(lab, exits=exits, backend=BACKENDS[backend], pattern="shared", mem=16) as pair:
+    with Pair(place, exits=exits, **guest_on(backend)) as pair:
         pair.postcopy(pair.wire(pair.listen(), lie=lie).uri, bandwidth=64 << 10)
         pair.until_faults()
         yield pair
@@ -45,32 +44,32 @@ def lied_to(lab, lie, exits, backend):
 
 @pytest.mark.slow
 @cases
-def test_twice(lab, exits, backend):
+def test_twice(place, exits, backend):
     """With other contents, when the guest may have changed the page."""
-    with lied_to(lab, Twice(), exits, backend) as pair:
+    with lied_to(place, Twice(), exits, backend) as pair:
         until(lambda: pair.faults()["duplicates"] >= 2, "both pages that come once more")
 
 
 @cases
-def test_outside_of_the_block(lab, exits, backend):
-    with lied_to(lab, Outside(), exits, backend) as pair:
+def test_outside_of_the_block(place, exits, backend):
+    with lied_to(place, Outside(), exits, backend) as pair:
         pair.wait_paused()
         pair.destination.wait_says("Illegal RAM offset")
         pair.recover()
 
 
 @cases
-def test_short(lab, exits, backend):
-    with lied_to(lab, Short(), exits, backend) as pair:
+def test_short(place, exits, backend):
+    with lied_to(place, Short(), exits, backend) as pair:
         pair.wait_paused()
         pair.recover()
 
 
 @pytest.mark.slow
 @cases
-def test_never(lab, exits, backend):
+def test_never(place, exits, backend):
     lie = Never()
-    with lied_to(lab, lie, exits, backend) as pair:
+    with lied_to(place, lie, exits, backend) as pair:
         until(lambda: lie.page, "the lie")
         awaited = until(lambda: (oldest := pair.faults().get("oldest")) and oldest["wait-ms"] > 1000
                         and oldest["offset"] == lie.told.address and oldest, "a page that does not come")
@@ -84,19 +83,17 @@ def test_never(lab, exits, backend):
         until(pair.destination.has_read_the_end, "the destination has read the end")
         for side in pair.sides:
             assert side.status() == "postcopy-active"
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.pause()
         pair.recover()
 
 
 @cases
-def test_end_of_urgent_pages(lab, exits, backend):
+def test_end_of_urgent_pages(place, exits, backend):
     """Said too early, in place of a page. After recovery, pages that are asked for come as before."""
     lie = End()
-    with lied_to(lab, lie, exits, backend) as pair:
+    with lied_to(place, lie, exits, backend) as pair:
         until(lambda: lie.page, "the lie")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.pause()
         before = pair.faults()["requests"]
         pair.recover()
         # If urgent pages did not come, each vCPU would wait for its first one until the background is there.
@@ -104,12 +101,11 @@ def test_end_of_urgent_pages(lab, exits, backend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-                                     "memory-backend-file,mem-path=/dev/hugepages,share=off"])
-def test_same_part_of_a_huge_page(lab, backend):
+@pytest.mark.parametrize("backend", ["hugetlb", "hugetlb-private"])
+def test_same_part_of_a_huge_page(place, backend):
     """As often as the page has parts: it is not the page."""
     lie = SamePart(0)
-    with Pair(lab, exits="on", backend=backend, pattern="samehuge", memory_mb=64, mem=48) as pair:
+    with Pair(place, exits="on", **guest_on(backend)) as pair:
         pair.postcopy(pair.wire(pair.listen(), lie=lie).uri, bandwidth=64 << 10)
         until(lambda: lie.page, "a page that begins with its first part")
         pair.wait_paused()
@@ -124,12 +120,11 @@ def test_same_part_of_a_huge_page(lab, backend):
     pytest.param("08 0007 0004 00000001 ff", id="PACKAGED", marks=pytest.mark.slow),
     pytest.param("04 00000001", id="device", marks=pytest.mark.slow),
 ])
-def test_what_comes_before_postcopy(lab, what):
+def test_what_comes_before_postcopy(place, what):
     """The guest runs, and its source sends what belongs before that, or into the package of its devices."""
     lie = Says()
-    with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
-        pair.postcopy(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
-        pair.destination.wait_event("timing")
+    with Pair(place, pattern="shared", mem=16) as pair:
+        pair.midst(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
         lie.what = bytes.fromhex(what)
         pair.wait_paused()
         pair.destination.wait_says("received in postcopy")
@@ -145,10 +140,10 @@ def test_what_comes_before_postcopy(lab, what):
     pytest.param("04 00001000 03 72616d 00000000 00000004", True, id="RAM"),
     pytest.param("02 00000001 0000000000000010", True, id="part", marks=pytest.mark.slow),
 ])
-def test_what_is_no_device(lab, what, listening):
+def test_what_is_no_device(place, what, listening):
     """In the package of devices. The guest goes on on the source."""
     lie = InPackage(bytes.fromhex(what), listening)
-    with Pair(lab, exits="on", pattern="shared", mem=16, capabilities=()) as pair:
+    with Pair(place, pattern="shared", mem=16, capabilities=()) as pair:
         pair.start(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
         pair.source.cmd("migrate-start-postcopy")
         until(lambda: not pair.destination.job.running, "the destination ends", timeout=20)
@@ -158,9 +153,9 @@ def test_what_is_no_device(lab, what, listening):
 
 
 @pytest.mark.parametrize("end", ["quit", pytest.param("reset", marks=pytest.mark.slow)])
-def test_no_urgent_channel(lab, end):
+def test_no_urgent_channel(place, end):
     """It does not come. The destination waits without using a processor, and ends when it should."""
-    with Pair(lab, mem=16) as pair:
+    with Pair(place, mem=16) as pair:
         wire = pair.wire(pair.listen(), refused=URGENT)
         pair.postcopy(wire.uri)
         until(lambda: "loadvm_handle_cmd_packaged_received" in dict(pair.destination.trace()), "the package")
@@ -206,18 +201,16 @@ class EarlyAck(Wire):
             pass
 
 
-def test_early_resume_ack(lab):
+def test_early_resume_ack(place):
     """The RESUME before it was said on a connection that has broken since."""
     def recover(kind):
         wire = pair.wire_of(kind, pair.listen("migrate-recover"))
         pair.source.cmd("migrate", uri=wire.uri, resume=True)
         return wire
 
-    with Pair(lab, exits="on", capabilities=(), pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+    with Pair(place, capabilities=(), pattern="shared", mem=16) as pair:
+        pair.midst()
+        pair.pause()
         wire = recover(NoResume)
         until(lambda: wire.stopped, "RESUME")
         pair.wait_paused()

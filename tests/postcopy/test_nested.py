@@ -27,5 +27,4 @@ def test_mapped_at_once_after_a_nested_fault(lab):
         assert exits > 1000 and first < 100
         # KVM takes one fault for a page, and one more if the exit did not let it be mapped.
         assert taken - PAGES < exits / 10
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()

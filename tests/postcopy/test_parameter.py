@@ -5,7 +5,7 @@ from qemu.qmp import ExecuteError
 
 from tests.lab import guest, kvm_interface
 from tests.lab.arches import both_interfaces, on_both
-from tests.lab.pair import Pair
+from tests.lab.pair import Pair, until
 from tests.lab.paths import qemu
 
 NEITHER = "the host kernel has neither KVM_MEM_EXIT_ON_MISSING nor KVM_MEM_USERFAULT"
@@ -25,14 +25,24 @@ def served(pair):
     """The faults of a guest that misses its memory sooner than it comes, however slow it is."""
     pair.postcopy(bandwidth=64 << 10)
     pair.check_memory()
-    pair.fast()
-    pair.finish()
+    pair.finish_fast()
     return pair.faults()
 
 
 def served_by_uffd_alone(pair):
     faults = served(pair)
     assert faults["exits"] == faults["populated"] == 0 and faults["uffd"] > 300, faults
+
+
+@both_interfaces
+@on_both()
+def test_probe(lab):
+    """The default looks for the feature in a scratch VM while the source's guest runs."""
+    with Pair(lab, mem=8) as pair:
+        pair.start()
+        until(lambda: "kvm_exit_on_missing_probe" in dict(pair.destination.trace()), "the probe")
+        assert pair.source.cmd("query-status")["status"] == "running"
+        assert pair.source.status() == "active"
 
 
 @both_interfaces

@@ -2,6 +2,7 @@
 """vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
 
 from tests.lab.arches import both_interfaces, choices, on_both
+from tests.lab.backends import guest_on
 from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import MIB, Pair
 from tests.lab.paths import SANITIZED
@@ -13,21 +14,13 @@ ROM_PAGES = 16
 PAGE = 4096
 # The guest's memory, whose memslots do.
 RAM = ("pc.ram", "mach-virt.ram", "ram")
-HUGETLB = {
-    "file": "memory-backend-file,mem-path=/dev/hugepages,share=on",
-    "file-private": "memory-backend-file,mem-path=/dev/hugepages,share=off",
-    "memfd": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-}
-SHARED = {
-    "memfd": "memory-backend-memfd",
-    "shm": "memory-backend-shm",
-    "ram": "memory-backend-ram,share=on",
-}
+HUGETLB = ("hugetlb-file", "hugetlb-private", "hugetlb")
+SHARED = ("memfd", "shm", "anonymous-shared")
 
 
-def migrate(lab, exits, at_least=20, bandwidth=MIB, **options):
+def migrate(place, exits, at_least=20, bandwidth=MIB, **options):
     """Migrate a guest of 4 vCPUs; the counts of its faults, and the destination's trace."""
-    with Pair(lab, exits=exits, **({"mem": 8} | options)) as pair:
+    with Pair(place, exits=exits, **({"mem": 8} | options)) as pair:
         pair.postcopy(bandwidth=bandwidth)
         pair.finish()
         faults = pair.faults()
@@ -43,7 +36,7 @@ def migrate(lab, exits, at_least=20, bandwidth=MIB, **options):
         # However many miss a page, the source is asked once; or never, if it comes before a vCPU has sent the request.
         unsent = faults["requests"] - pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
         assert 0 <= unsent <= pair.cpus
-        in_place = options.get("backend") in (HUGETLB["file"], HUGETLB["memfd"])
+        in_place = options.get("backend") in ("hugetlb-file", "hugetlb")
         assert in_place == any(name == "postcopy_mirror" and text.startswith("ram ")
                              for name, text in trace)
         if in_place:
@@ -61,8 +54,8 @@ def assert_shared(faults):
 
 @both_interfaces
 @on_both("exits", EXITS, quick=["on"])
-def test_different_pages(lab, exits):
-    migrate(lab, exits, pattern="disjoint")
+def test_different_pages(place, exits):
+    migrate(place, exits, pattern="disjoint")
 
 
 @both_interfaces
@@ -73,8 +66,7 @@ def test_mapped_at_once(lab):
         pair.postcopy(bandwidth=64 << 10)
         dst = pair.destination
         dst.wait_event("end")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         taken = int(lab.run(f"cat /sys/kernel/debug/kvm/$(cat {dst.pidfile})-*/pf_taken", check=True).output)
         exits, pages = pair.faults()["exits"], pair.source.report().the("boot")["test_pages"]
     print(f"{taken} faults in KVM, {exits} exits, {pages} pages")
@@ -86,26 +78,25 @@ def test_mapped_at_once(lab):
 
 @both_interfaces
 @on_both("exits", EXITS)
-def test_same_page(lab, exits):
-    faults, _ = migrate(lab, exits, pattern="shared")
+def test_same_page(place, exits):
+    faults, _ = migrate(place, exits, pattern="shared")
     if exits == "on":
         assert_shared(faults)
 
 
 @both_interfaces
 @on_both("exits, backend",
-         choices(EXITS, SHARED, quick=[("on", "memfd"), ("off", "ram")]), quick=[("on", "memfd")])
-def test_shared_memory(lab, exits, backend):
+         choices(EXITS, SHARED, quick=[("on", "memfd"), ("off", "anonymous-shared")]), quick=[("on", "memfd")])
+def test_shared_memory(place, exits, backend):
     """Every other page is zero until it is written to."""
-    migrate(lab, exits, pattern="shared", zero=50, backend=SHARED[backend])
+    migrate(place, exits, pattern="shared", zero=50, backend=backend)
 
 
 @both_interfaces
 @on_both("exits, backend",
-         choices(EXITS, HUGETLB, quick=[("on", "memfd")]))
-def test_same_huge_page(lab, exits, backend):
-    faults, _ = migrate(lab, exits, at_least=5, pattern="samehuge", memory_mb=64, mem=48,
-                        bandwidth=16 * MIB, backend=HUGETLB[backend])
+         choices(EXITS, HUGETLB, quick=[("on", "hugetlb")]))
+def test_same_huge_page(place, exits, backend):
+    faults, _ = migrate(place, exits, at_least=5, bandwidth=16 * MIB, **guest_on(backend))
     # The host's page is asked for, of which there are 32.
     assert faults["requests"] <= 32 + ROM_PAGES
     if exits == "on":
@@ -114,9 +105,9 @@ def test_same_huge_page(lab, exits, backend):
 
 @both_interfaces
 @on_both("exits", EXITS)
-def test_write_to_a_zero_page(lab, exits, by):
+def test_write_to_a_zero_page(place, exits, by):
     """They cost little to send: many have come before they are touched, others are requested."""
-    faults, trace = migrate(lab, exits, pattern="zerowrite", zero=60)
+    faults, trace = migrate(place, exits, pattern="zerowrite", zero=60)
     if exits == "off":
         assert faults["populated"] == 0
         return

@@ -20,8 +20,7 @@ class ReadsNoUrgentPages(Wire):
 def test_destination_sends(lab):
     """Page requests, with the lock of the return path."""
     with Pair(lab, exits="on", source=INJECT, destination=INJECT, pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
+        pair.midst()
         pair.destination.inject.arm("rp-message")
         pair.destination.inject.wait_held("rp-message")
         pair.destination.cmd("migrate-pause")
@@ -34,8 +33,7 @@ def test_destination_sends(lab):
 def test_source_sends(lab):
     """Huge pages on the channel for urgent ones, with the lock of the dirty bitmap, so that the background stops, too.
     Two fit into the sockets' buffers. A vCPU that sees first that it has moved waits for the others, missing none."""
-    with Pair(lab, exits="on", backend="memory-backend-memfd,hugetlb=on,hugetlbsize=2M", pattern="disjoint",
-              memory_mb=64, mem=48) as pair:
+    with Pair(lab, exits="on", backend="hugetlb", pattern="disjoint", memory_mb=64, mem=48) as pair:
         wire = pair.wire_of(ReadsNoUrgentPages, pair.listen())
         pair.postcopy(wire.uri, bandwidth=8 * MIB)
         pair.until_faults()

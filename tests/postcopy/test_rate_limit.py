@@ -5,12 +5,10 @@ from tests.lab.pair import Pair
 
 def test_page_on_its_way(lab):
     """The background sleeps within a huge page; a vCPU that misses that page wakes it."""
-    with Pair(lab, memory_mb=48, pattern="samehuge",
-              backend="memory-backend-memfd,hugetlb=on,hugetlbsize=2M") as pair:
+    with Pair(lab, memory_mb=48, pattern="samehuge", backend="hugetlb") as pair:
         pair.postcopy(bandwidth=32 << 10)
         pair.check_memory()
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         trace = [f"{name} {text}" for name, text in pair.source.trace()
                  if name in ("postcopy_preempt_hit", "migration_rate_limit_post")]
         hits = [i for i, event in enumerate(trace) if event.startswith("postcopy_preempt_hit ramblock ram ")]

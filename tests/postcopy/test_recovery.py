@@ -1,21 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Post-copy that loses its connection while vCPUs wait for pages, and goes on."""
-from typing import Any
-
 import pytest
 
 from tests.lab import tls
-from tests.lab.arches import both_interfaces, choices, on_both
+from tests.lab.arches import both_interfaces, choices, listed, on_both
+from tests.lab.backends import BACKENDS, CHANNELS, guest_on
 from tests.lab.pair import INJECT, MIB, Pair, until
 
-BACKENDS = {
-    "memfd": "memory-backend-memfd",
-    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-    "hugetlb-private": "memory-backend-file,mem-path=/dev/hugepages,share=off",
-}
-# The guest's memory, with huge pages or without.
-HUGE: dict[str, Any] = {"pattern": "samehuge", "memory_mb": 64, "mem": 48}
-SMALL: dict[str, Any] = {"pattern": "shared", "mem": 16}
 slow = pytest.mark.slow
 
 
@@ -39,16 +30,15 @@ def silence(pair):
 
 
 @both_interfaces
-@on_both("trouble, exits, channels", choices(
-    [pause, reset, silence], ["on", "off"], ["preempt", "one-channel"],
+@on_both("trouble, exits, channels", listed(
+    (reset, "on", "preempt"), (reset, "off", "one-channel"), (silence, "on", "one-channel"),
+    (silence, "off", "preempt"), (pause, "on", "preempt"), (pause, "off", "one-channel"),
     # Each of them, with exits and without.
     quick=[(reset, "on", "preempt"), (silence, "on", "one-channel"), (pause, "off", "one-channel")]),
     quick=[(reset, "on", "preempt")])
 def test_recovery(lab, trouble, exits, channels):
-    capabilities = ("postcopy-preempt",) if channels == "preempt" else ()
-    with Pair(lab, exits=exits, capabilities=capabilities, pattern="shared", mem=16) as pair:
-        pair.postcopy(pair.through_proxy(pair.listen()))
-        pair.destination.wait_event("timing")
+    with Pair(lab, exits=exits, pattern="shared", mem=16, **CHANNELS[channels]) as pair:
+        pair.midst(pair.through_proxy(pair.listen()))
         trouble(pair)
         pair.wait_paused()
         counts = pair.until_all_wait()
@@ -59,25 +49,23 @@ def test_recovery(lab, trouble, exits, channels):
             assert pair.faults()["exits"] == counts["exits"]
         pair.recover()
         pair.until_requests(counts["requests"])
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         if exits == "on":
             assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
 
 
 @both_interfaces
-@on_both("backend, exits, preempt", choices(
-    BACKENDS, ["on", "off"], [True, False], quick=[("hugetlb", "on", False)]))
-def test_recovery_within_a_page(lab, backend, exits, preempt):
+@on_both("backend, exits, channels", listed(
+    ("memfd", "on", "preempt"), ("memfd", "off", "one-channel"), ("hugetlb", "on", "one-channel"),
+    ("hugetlb", "off", "preempt"), ("hugetlb-private", "on", "preempt"), ("hugetlb-private", "off", "one-channel"),
+    quick=[("hugetlb", "on", "one-channel")]))
+def test_recovery_within_a_page(place, backend, exits, channels):
     """The connection is so slow that it breaks when a part of a huge page has come."""
-    capabilities = ("postcopy-preempt",) if preempt else ()
     # Slow enough that the source has much left, though buffers on the way take some MiB.
     bandwidth, rate = (64 * MIB, 8 * MIB) if "hugetlb" in backend else (MIB, 2 * MIB)
-    with Pair(lab, exits=exits, capabilities=capabilities, backend=BACKENDS[backend],
-              **(HUGE if "hugetlb" in backend else SMALL)) as pair:
+    with Pair(place, exits=exits, **CHANNELS[channels], **guest_on(backend)) as pair:
         wire = pair.wire(pair.listen(), rate=rate)
-        pair.postcopy(wire.uri, bandwidth=bandwidth)
-        pair.destination.wait_event("timing")
+        pair.midst(wire.uri, bandwidth=bandwidth)
         until(lambda: pair.faults()["requests"] > 2, "some pages are asked for")
         wire.cut()
         pair.wait_paused()
@@ -96,10 +84,8 @@ def breaks_again(pair, after):
 def test_recovery_fails_and_is_tried_again(lab):
     """The connection breaks in the handshake; then nobody comes, and the destination listens anew."""
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.midst()
+        pair.pause()
         breaks_again(pair, 1)
         breaks_again(pair, 100)
         pair.listen("migrate-recover")
@@ -111,8 +97,7 @@ def test_recovery_when_all_was_sent(lab, trouble):
     """The source has nothing left to send, and waits for the destination, which lacks pages."""
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
         wire = pair.wire(pair.listen())
-        pair.postcopy(wire.uri)
-        pair.destination.wait_event("timing")
+        pair.midst(wire.uri)
         wire.swallows = True
         pair.fast()
         until(lambda: "migration_completion_postcopy_end_after_complete" in dict(pair.source.trace()),
@@ -135,8 +120,7 @@ def test_no_memory_for_a_page(lab):
         # Private: memory for shared ones is got before they come.
         with Pair(lab, exits="on", backend=BACKENDS["hugetlb-private"] + ",reserve=off",
                   pattern="samehuge", memory_mb=64, mem=48) as pair:
-            pair.postcopy(pair.wire(pair.listen(), rate=4 * MIB).uri, bandwidth=64 * MIB)
-            pair.destination.wait_event("timing")
+            pair.midst(pair.wire(pair.listen(), rate=4 * MIB).uri, bandwidth=64 * MIB)
             used = int(lab.run("awk '/HugePages_Total/ {t=$2} /HugePages_Free/ {print t-$2}' "
                                "/proc/meminfo", check=True).output)
             lab.run(f"echo {used + 2} >{pool}", check=True)
@@ -149,23 +133,11 @@ def test_no_memory_for_a_page(lab):
         lab.run(f"echo {had.strip()} >{pool}", check=True)
 
 
-PREEMPT: dict[str, Any] = {"capabilities": ("postcopy-preempt",)}
-ONE_CHANNEL: dict[str, Any] = {"capabilities": ()}
-FETCH: dict[str, Any] = {"fetch": 4}
-
-
-@pytest.mark.parametrize("backend, channels", [
-    pytest.param(None, PREEMPT, id="anonymous-preempt", marks=slow),
-    pytest.param(BACKENDS["hugetlb"], ONE_CHANNEL, id="hugetlb-one-channel", marks=slow),
-    pytest.param(None, FETCH, id="anonymous-fetch"),
-    pytest.param(None, ONE_CHANNEL, id="anonymous-one-channel", marks=slow),
-    pytest.param(BACKENDS["hugetlb"], PREEMPT, id="hugetlb-preempt", marks=slow),
-    pytest.param(BACKENDS["hugetlb"], FETCH, id="hugetlb-fetch", marks=slow),
-])
+@pytest.mark.parametrize("backend, channels", choices(
+    ["anonymous", "hugetlb"], CHANNELS, quick=[("anonymous", "fetch")]))
 def test_tls(lab, backend, channels):
     """Encrypted; broken and recovered."""
-    with Pair(lab, exits="on", backend=backend, tls=tls.directory(lab), **channels,
-              **(HUGE if backend else SMALL)) as pair:
+    with Pair(lab, exits="on", tls=tls.directory(lab), **CHANNELS[channels], **guest_on(backend)) as pair:
         pair.broken_and_recovered()
 
 
@@ -173,19 +145,19 @@ MONITOR = 4200     # of the destination, in L1
 
 
 @pytest.mark.parametrize("channels, encrypted, trouble", [
-    pytest.param(PREEMPT, True, "cut", id="preempt-tls-cut", marks=slow),
-    pytest.param(FETCH, False, "pause", id="fetch-pause"),
-    pytest.param(PREEMPT, False, "pause", id="preempt-pause", marks=slow),
-    pytest.param(ONE_CHANNEL, True, "pause", id="one-channel-tls-pause", marks=slow),
-    pytest.param(FETCH, True, "cut", id="fetch-tls-cut", marks=slow),
+    pytest.param("preempt", True, "cut", marks=slow),
+    ("fetch", False, "pause"),
+    pytest.param("preempt", False, "pause", marks=slow),
+    pytest.param("one-channel", True, "pause", marks=slow),
+    pytest.param("fetch", True, "cut", marks=slow),
 ])
 def test_recovery_while_the_main_thread_waits(lab, channels, encrypted, trouble):
     """QEMU's main thread reads a page that is missing: what is done out of band recovers."""
     with Pair(lab, exits="on", pattern="shared", mem=16, tls=tls.directory(lab) if encrypted else None,
-              destination_options=("-monitor", f"tcp:127.0.0.1:{MONITOR},server=on,wait=off"), **channels) as pair:
+              destination_options=("-monitor", f"tcp:127.0.0.1:{MONITOR},server=on,wait=off"),
+              **CHANNELS[channels]) as pair:
         wire = pair.wire(pair.listen())
-        pair.postcopy(wire.uri)
-        pair.destination.wait_event("timing")
+        pair.midst(wire.uri)
         wire.swallows = True
         # The end of the memory comes last, but for what the guest has touched.
         boot = pair.source.report().the("boot")
@@ -199,13 +171,12 @@ def test_recovery_while_the_main_thread_waits(lab, channels, encrypted, trouble)
         else:
             assert not pair.destination.cmd_out_of_band("migrate-pause")
         pair.source.wait_status("postcopy-paused")
-        port = next(pair.ports)
-        until(lambda: not pair.destination.cmd_out_of_band("migrate-recover", uri=f"tcp:0.0.0.0:{port}"),
+        port = pair.port()
+        until(lambda: not pair.destination.cmd_out_of_band("migrate-recover", uri=f"tcp:{lab.address}:{port}"),
               "the destination is paused, and listens")
         pair.source.cmd("migrate", uri=pair.uri_of(port), resume=True)
         pair.wait_recovered()
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         until(lambda: f"{pages[-1]:016x}: 0x" in reader.output, "all pages have been read")
         reader.kill()
 
@@ -213,23 +184,19 @@ def test_recovery_while_the_main_thread_waits(lab, channels, encrypted, trouble)
 @on_both()
 def test_recovery_while_the_guest_is_stopped(lab):
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.midst()
+        pair.pause()
         pair.until_all_wait()
         pair.destination.cmd("stop")
         pair.recover()
         pair.destination.cmd("cont")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 @pytest.mark.slow
 def test_recovery_within_a_requested_page(lab):
     """The source has sent a part of a requested huge page: it sends the page again from the beginning."""
-    with Pair(lab, source=INJECT, exits="on", capabilities=(), cpus=1, memory_mb=64, mem=48, pattern="samehuge",
-              backend="memory-backend-memfd,hugetlb=on,hugetlbsize=2M") as pair:
+    with Pair(lab, source=INJECT, exits="on", capabilities=(), cpus=1, **guest_on("hugetlb")) as pair:
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=8 * MIB)
         pair.start()
         # The only vCPU has nothing else that it could have asked for.

@@ -18,7 +18,7 @@ def snapshot(side, command):
 def error_of(side, command, pair):
     if command == "migrate":
         with pytest.raises(ExecuteError) as refused:
-            side.cmd("migrate", uri=f"tcp:127.0.0.1:{next(pair.ports)}")
+            side.cmd("migrate", uri=f"tcp:127.0.0.1:{pair.port()}")
         return str(refused.value)
     return snapshot(side, command)
 
@@ -26,24 +26,22 @@ def error_of(side, command, pair):
 @pytest.mark.parametrize("command", [
     pytest.param("snapshot-save", marks=pytest.mark.slow), pytest.param("snapshot-load", marks=pytest.mark.slow),
     "migrate"])
-def test_refused(lab, command):
+def test_refused(place, command):
     """The source sends nothing for now: who waited for it would keep QEMU's main thread waiting. The guest goes on,
     and when all has come, the same succeeds."""
-    with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
+    with Pair(place, pattern="shared", mem=16) as pair:
         source, destination = pair.sides
         source.wait_ready()
         image = source.add_disk()
         assert not source.run_job("snapshot-save", tag="old", vmstate="disk", devices=["disk"])
         source.cmd("blockdev-del", node_name="disk")
-        pair.postcopy()
-        destination.wait_event("timing")
+        pair.midst()
         source.signal("STOP")
         destination.attach_disk(image)
         assert REASON in error_of(destination, command, pair)
         assert REASON in destination.hmp(HUMAN[command])
         assert destination.cmd("query-status")["status"] == "running"
         source.signal("CONT")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         if command != "migrate":
             assert not snapshot(destination, command)

@@ -6,9 +6,10 @@ import time
 import pytest
 from qemu.qmp import ExecuteError
 
+from tests.lab.backends import CHANNELS
 from tests.lab.failures import Ended, Failures, phase_wire
 from tests.lab.missing_at_load import loading
-from tests.lab.pair import INJECT, MIB, STOCK, Pair, until
+from tests.lab.pair import FORK, INJECT, MIB, STOCK, Pair, until
 from tests.lab.paths import PATIENCE
 from tests.lab.proxy import Close, Lie
 
@@ -26,14 +27,13 @@ def until_split(pair, wire):
 
 
 @pytest.mark.parametrize("end, channels, destination", [
-    ("cut", "preempt", None),
-    ("killed", "one-channel", None),
+    ("cut", "preempt", FORK),
+    ("killed", "one-channel", FORK),
     pytest.param("cut", "one-channel", STOCK, marks=pytest.mark.slow),
 ])
-def test_cut_within_the_devices(lab, end, channels, destination):
+def test_cut_within_the_devices(place, end, channels, destination):
     """Nobody can know whether the destination runs the guest but who looks: he lets it go on."""
-    with Pair(lab, capabilities=("postcopy-preempt",) if channels == "preempt" else (), mem=8,
-              **({"destination": destination} if destination else {})) as pair:
+    with Pair(place, mem=8, destination=destination, **CHANNELS[channels]) as pair:
         wire = phase_wire(pair, pair.listen(), "switch", 0.5)
         faults = Failures(pair)
         pair.start(wire.uri)
@@ -48,10 +48,10 @@ def test_cut_within_the_devices(lab, end, channels, destination):
         assert faults.ended() == Ended.SOURCE
 
 
-def test_destination_cannot_load_the_devices(lab):
+def test_destination_cannot_load_the_devices(place):
     """It says so: the guest goes on by itself."""
     device = "-device", "pvpanic-pci"
-    with Pair(lab, mem=8, source_options=device) as pair:
+    with Pair(place, mem=8, source_options=device) as pair:
         pair.start()
         pair.source.cmd("migrate-start-postcopy")
         until(lambda: not pair.destination.job.running, "the destination ends")
@@ -63,10 +63,10 @@ def test_destination_cannot_load_the_devices(lab):
         assert Failures(pair).ended() == Ended.SOURCE
 
 
-def test_memory_is_placed_until_the_destination_ends(lab):
+def test_memory_is_placed_until_the_destination_ends(place):
     """It cannot load the devices, and the thread that receives memory goes on until then: missing memory is not to be
     written, which would be a fault for that very thread."""
-    with Pair(lab, destination=INJECT, mem=16, source_options=("-device", "pvpanic-pci")) as pair:
+    with Pair(place, destination=INJECT, mem=16, source_options=("-device", "pvpanic-pci")) as pair:
         def written():
             return int(pair.lab.run(f"grep -c 'ram_load_loop ' {pair.destination.trace_log}").output)
 
@@ -79,7 +79,7 @@ def test_memory_is_placed_until_the_destination_ends(lab):
         inject.wait_held("rp-message")
         before = written()
         inject.hold_next("rp-message")
-        until(lambda: any(pair.destination.sleeps_in("futex", thread) for thread in ("", "mig/dst/listen")),
+        until(lambda: any(pair.destination.sleeps_in("futex", *names) for names in ((), ("mig/dst/listen",))),
               "the other thread waits")
         inject.release("rp-message")
         until(lambda: not pair.destination.job.running, "the destination ends")
@@ -88,8 +88,8 @@ def test_memory_is_placed_until_the_destination_ends(lab):
         until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on")
 
 
-def test_not_once_the_destination_may_run_it(lab):
-    with Pair(lab, mem=8) as pair:
+def test_not_once_the_destination_may_run_it(place):
+    with Pair(place, mem=8) as pair:
         wire = phase_wire(pair, pair.listen(), "listen", 0.5)
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=64 << 10)
         pair.start(wire.uri)
@@ -106,8 +106,7 @@ def test_not_once_the_destination_may_run_it(lab):
         pair.recover()
         with pytest.raises(ExecuteError, match=REFUSED):
             pair.source.cmd("migrate_cancel")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 class Full(Lie):
@@ -126,11 +125,11 @@ class Full(Lie):
         raise Close
 
 
-def test_page_is_requested_when_the_guest_returns(lab):
+def test_page_is_requested_when_the_guest_returns(place):
     """The source cannot send any more, so that it stays requested. The next migration does not hurry because of it:
     it would use a processor, and find each time that its bandwidth is used up."""
     lie = Full()
-    with loading(lab, lie, until_waits=False, mem=48, memory_mb=64) as (pair, wire):
+    with loading(place, lie, until_waits=False, mem=48, memory_mb=64) as (pair, wire):
         def waits():
             pair.source.wait_status("active")
             used = pair.source.cpu_seconds("mig/src/main")
@@ -154,16 +153,16 @@ def test_page_is_requested_when_the_guest_returns(lab):
         faults.check_by_another(MIB, waits)
 
 
-def test_not_with_released_memory(lab):
+def test_not_with_released_memory(place):
     """What release-ram has given up on the source is nowhere else."""
-    with Pair(lab, capabilities=("postcopy-preempt", "release-ram"), mem=8) as pair:
+    with Pair(place, capabilities=("postcopy-preempt", "release-ram"), mem=8) as pair:
         until_split(pair, phase_wire(pair, pair.listen(), "switch", 0.5))
         with pytest.raises(ExecuteError, match=REFUSED):
             pair.source.cmd("migrate_cancel")
 
 
-def test_a_source_that_quits_runs_nothing(lab):
-    with Pair(lab, mem=8) as pair:
+def test_a_source_that_quits_runs_nothing(place):
+    with Pair(place, mem=8) as pair:
         until_split(pair, phase_wire(pair, pair.listen(), "switch", 0.5))
         events = pair.source.report().events
         pair.source.cmd("quit")

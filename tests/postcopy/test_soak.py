@@ -33,8 +33,7 @@ def test_a_hang_is_found(lab, monkeypatch):
     """The source stands still, and no status says so."""
     monkeypatch.setattr(failures, "HANG_S", 5)
     with Pair(lab, mem=8) as pair:
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(bandwidth=64 << 10)
         pair.source.signal("STOP")
         pair.source.qmp.settimeout(5)
         with pytest.raises(Hang):

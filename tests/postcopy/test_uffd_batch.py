@@ -8,12 +8,11 @@ from tests.lab.pair import INJECT, Pair, until
 
 
 @pytest.mark.slow
-def test_error_within_a_batch(lab):
+def test_error_within_a_batch(place):
     """One of four cannot be served; the others are."""
-    with Pair(lab, exits="off", source=INJECT, destination=INJECT, mem=16) as pair:
+    with Pair(place, exits="off", source=INJECT, destination=INJECT, mem=16) as pair:
         inject = pair.destination.inject
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(bandwidth=64 << 10)
         inject.arm("postcopy-uffd-read")
         inject.wait_held("postcopy-uffd-read")
         until(lambda: pair.destination.waiting_vcpus() == set(range(pair.cpus)), "all vCPUs wait for pages")
@@ -26,5 +25,4 @@ def test_error_within_a_batch(lab):
         if pair.destination.status() == "postcopy-paused":
             pair.wait_paused()
             pair.recover()
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()

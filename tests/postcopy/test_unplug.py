@@ -28,7 +28,7 @@ PERTURB = ("env", "MALLOC_PERTURB_=165")
 def far_pair(lab, device, cpus=1, **options):
     return Pair(lab, memory_mb="32,slots=1,maxmem=1G", cpus=cpus, payload=guest.payload("far"), mem=SIZE_MB,
                 source_options=device,
-                destination_options=[*device, *Qtest.arguments("destination")], **options)
+                destination_options=[*device, *Qtest.arguments(lab, "destination")], **options)
 
 
 def let_go(pair):
@@ -57,8 +57,7 @@ def test_unplug(lab, exits):
         assert pair.faults()["oldest"]["ramblock"] == "far"
         assert destination.status() == "postcopy-active"
         # By a connection that does not lie.
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.pause()
         pair.recover_and_finish()
         unplug_memory(destination)
 
@@ -85,8 +84,7 @@ def test_plug(lab, exits, when):
         destination.wait_event("timing")
         if when == "postcopy":
             plug()
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         assert destination.cmd("query-memory-devices")
         names = [name for name, _ in destination.trace()]
         assert ("kvm_exit_on_missing_disable" in names) == (exits == "on")
@@ -137,7 +135,7 @@ def test_unplug_pci(lab, kind, device):
     lab.write_file(ROM, bytes(64 << 10))
     options = [*hotplug.behind, *device[:-1], f"{device[-1]},id=pci,{hotplug.address}"]
     with Pair(lab, machine=hotplug.machine, memory_mb="32,slots=1,maxmem=1G", source_options=options,
-              destination_options=[*options, *Qtest.arguments("destination")]) as pair:
+              destination_options=[*options, *Qtest.arguments(lab, "destination")]) as pair:
         destination = pair.destination
         names = {"pci", "first"} if kind == "acpi" else {"pci"}
         def there():
@@ -151,8 +149,7 @@ def test_unplug_pci(lab, kind, device):
             hotplug.eject(qtest)
             destination.wait_says(UNRECEIVED.format("pci"))
             assert there() == names
-            pair.source.cmd("migrate-pause")
-            pair.wait_paused()
+            pair.pause()
             pair.recover_and_finish()
             destination.cmd("device_del", id="pci")
             if kind == "acpi":

@@ -17,15 +17,15 @@ TLS = "multifd over TLS"
 HELLO = bytes.fromhex("16030100ff")
 
 
-def pair_for(lab, channel):
-    return Pair(lab, capabilities=None, mem=8, tls=tls.directory(lab) if channel == TLS else None)
+def pair_for(place, channel):
+    return Pair(place, capabilities=None, mem=8, tls=tls.directory(place) if channel == TLS else None)
 
 
 def use_multifd(pair):
     for side in pair.sides:
         # With a sanitizer, the switch, which nothing interrupts, can take the whole downtime limit.
         side.qmp.settimeout(60 if SANITIZED else 20)
-        side.cmd("migrate-set-capabilities", capabilities=[{"capability": "multifd", "state": True}])
+        side.set_capabilities("multifd")
 
 
 @pytest.mark.parametrize("channel, says", [
@@ -36,9 +36,9 @@ def use_multifd(pair):
     # This one holds the place of the first channel, for 20 s.
     pytest.param(TLS, HELLO, id="tls-a-part", marks=pytest.mark.slow),
 ])
-def test_destination_does_not_wait(lab, channel, says):
+def test_destination_does_not_wait(place, channel, says):
     """Migration passes by the stranger, who then hangs up, and the guest goes on."""
-    with pair_for(lab, channel) as pair:
+    with pair_for(place, channel) as pair:
         use_multifd(pair)
         uri = pair.listen()
         with socket.create_connection(("127.0.0.1", pair.host_port_of(uri)), timeout=60) as stranger:
@@ -47,8 +47,7 @@ def test_destination_does_not_wait(lab, channel, says):
             assert pair.destination.cmd("query-migrate")["status"] == "setup"
             pair.start(uri, bandwidth=64 << 20)
             pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
-            for side in pair.sides:
-                side.wait_status("completed")
+            pair.wait_completed()
         pair.check_memory()
         assert pair.destination.status() == "completed"
         pair.source.cmd("quit")
@@ -56,24 +55,24 @@ def test_destination_does_not_wait(lab, channel, says):
         assert pair.destination.job.wait(20).rc == 0
 
 
-def connected(lab, uri):
+def connected(place, uri):
     """Wait until L1's QEMU has accepted the connection, and some more."""
     port = int(uri.rsplit(":", 1)[1])
 
     def accepted():
         """Established; before it is accepted, it has no inode."""
-        rows = [row.split() for row in lab.run("cat /proc/net/tcp", check=True).output.splitlines()[1:]]
+        rows = [row.split() for row in place.run("cat /proc/net/tcp", check=True).output.splitlines()[1:]]
         return any(row[1].endswith(f":{port:04X}") and row[3] == "01" and row[9] != "0" for row in rows)
     until(accepted, "the connection")
     time.sleep(1)
 
 
-def test_source_does_not_wait(lab):
+def test_source_does_not_wait(place):
     """The server accepts, and says nothing: the guest runs, and migration can be cancelled."""
-    with listening() as server, pair_for(lab, TLS) as pair:
+    with listening() as server, pair_for(place, TLS) as pair:
         pair.source.qmp.settimeout(20)
         pair.source.wait_ready()
-        pair.source.cmd("migrate", uri=f"tcp:10.0.2.2:{server.getsockname()[1]}")
+        pair.source.cmd("migrate", uri=pair.uri_of_server(server))
         with accepted(server) as connection:
             assert connection.recv(1)
             # There is nothing to pause
@@ -93,13 +92,13 @@ def test_source_does_not_wait(lab):
 
 
 @pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_cancelled_while_it_connects(lab, again):
+def test_cancelled_while_it_connects(place, again):
     """The server's queue is full, so that its kernel answers late: nothing is sent there then."""
-    with listening(backlog=0) as server, pair_for(lab, BARE) as pair:
+    with listening(backlog=0) as server, pair_for(place, BARE) as pair:
         pair.source.wait_ready()
         pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
         with socket.create_connection(server.getsockname()):
-            pair.source.cmd("migrate", uri=f"tcp:10.0.2.2:{server.getsockname()[1]}")
+            pair.source.cmd("migrate", uri=pair.uri_of_server(server))
             assert pair.source.status() == "setup"
             pair.source.cmd("migrate_cancel")
             pair.source.wait_status("cancelled")
@@ -135,16 +134,15 @@ def tried(pair, uri):
     return True
 
 
-def test_recovery_can_be_paused(lab):
+def test_recovery_can_be_paused(place):
     """The source tries to recover at a server that says nothing in its TLS handshake."""
     with listening() as server, \
-            Pair(lab, exits="on", capabilities=(), mem=16, tls=tls.directory(lab)) as pair:
+            Pair(place, capabilities=(), mem=16, tls=tls.directory(place)) as pair:
         wire = pair.wire(pair.listen())
-        pair.postcopy(wire.uri)
-        pair.destination.wait_event("timing")
+        pair.midst(wire.uri)
         wire.cut()
         pair.wait_paused()
-        pair.source.cmd("migrate", uri=f"tcp:10.0.2.2:{server.getsockname()[1]}", resume=True)
+        pair.source.cmd("migrate", uri=pair.uri_of_server(server), resume=True)
         with accepted(server) as connection:
             assert connection.recv(1)
             assert pair.source.status() == "postcopy-recover-setup"
@@ -153,14 +151,12 @@ def test_recovery_can_be_paused(lab):
         pair.recover_and_finish()
 
 
-def test_recovery_is_awaited_anew(lab):
+def test_recovery_is_awaited_anew(place):
     """A stranger says nothing where the destination awaits the source. Who lets it listen anew need not wait for
     his handshake to be given up."""
-    with Pair(lab, exits="on", capabilities=(), mem=16, tls=tls.directory(lab)) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+    with Pair(place, capabilities=(), mem=16, tls=tls.directory(place)) as pair:
+        pair.midst()
+        pair.pause()
         uri = pair.listen("migrate-recover")
         with socket.create_connection(("127.0.0.1", pair.host_port_of(uri)), timeout=60) as stranger:
             connected(pair.lab, uri)
@@ -168,5 +164,4 @@ def test_recovery_is_awaited_anew(lab):
             assert not stranger.recv(1)
             pair.source.cmd("migrate", uri=again, resume=True)
             until(lambda: pair.source.status() == "postcopy-active", "recovery", timeout=10)
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()

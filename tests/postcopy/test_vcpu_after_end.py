@@ -21,8 +21,7 @@ def held_vcpu(lab, point, blocktime):
     capabilities = ("postcopy-preempt", "postcopy-blocktime") if blocktime else ("postcopy-preempt",)
     with Pair(lab, exits="on", source=INJECT, destination=INJECT, capabilities=capabilities,
               mem=16, wrapper=PERTURB) as pair:
-        pair.postcopy(bandwidth=64 << 10)
-        pair.destination.wait_event("timing")
+        pair.midst(bandwidth=64 << 10)
         pair.destination.inject.arm(point)
         pair.destination.inject.wait_held(point)
         yield pair

@@ -8,20 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.lab.backends import CHANNELS
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import until
-from tests.lab.paths import BUILD
+from tests.lab.threads import threads
 
 slow = pytest.mark.slow
 BACKEND = "build/fork/contrib/vhost-user-blk/vhost-user-blk"
 LOAD: dict[str, Any] = {"mem": 16, "writers": 1, "computers": 1, "interval": 100}
-MEMORY = {
-    "memfd": "memory-backend-memfd",
-    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
-}
-PREEMPT: dict[str, Any] = {"capabilities": ("postcopy-preempt",)}
-ONE_CHANNEL: dict[str, Any] = {"capabilities": ()}
-FETCH: dict[str, Any] = {"fetch": 4}
 
 
 class DiskPair(LinuxPair):
@@ -31,7 +25,7 @@ class DiskPair(LinuxPair):
         # MiB.  The backend reads each page of what it writes to the disk before a processor changes it: of such
         # memory are the backend's faults, and there must be huge pages that hold nothing else.
         self.disk = 8 if memory == "hugetlb" else 2
-        super().__init__(lab, backend=MEMORY[memory], disk=self.disk, **LOAD | options)
+        super().__init__(lab, backend=memory, disk=self.disk, **LOAD | options)
         self.file = f"{lab.tmp}/disk"
         self.backends = {}
 
@@ -54,11 +48,8 @@ class DiskPair(LinuxPair):
         disk = ["-chardev", f"socket,id=disk,path={path}", "-device", "vhost-user-blk-pci,chardev=disk"]
         return super().launch(lab, replace(plan, arguments=[*plan.arguments, *disk]))
 
-    def keep_logs(self):
-        where = super().keep_logs()
-        for name, job in self.backends.items():
-            (BUILD / "lab" / "postcopy" / self.lab.name / f"{name}.disk").write_text(job.output)
-        return where
+    def more_logs(self):
+        return super().more_logs() | {f"{name}.disk": job.output.encode() for name, job in self.backends.items()}
 
     def start(self, uri=None, bandwidth=None):
         """The guest uses its disk by then."""
@@ -70,14 +61,16 @@ class DiskPair(LinuxPair):
         lines = self.destination.report().lines
         return lines[-1]["disk0"] if lines else 0
 
-    def backend(self, command):
-        """Run a command with the ID of the destination's backend as $pid."""
-        pid = int(self.backends["destination"].output.split("\n")[0])
-        return self.lab.run(f"pid={pid}; {command}").output
+    def backend_pid(self):
+        """The destination's."""
+        return int(self.backends["destination"].output.split("\n")[0])
+
+    def signal_backend(self, name):
+        self.lab.run(f"kill -{name} {self.backend_pid()}", check=True)
 
     def backend_waits(self):
         """It sleeps for a page."""
-        return "handle_userfault" in self.backend("cat /proc/$pid/task/*/wchan")
+        return any("handle_userfault" in thread.where for thread in threads(self.lab, self.backend_pid()))
 
     def until_backend_waits(self):
         """Stop the source at a time at which the backend, not the guest, misses a page for the disk."""
@@ -106,24 +99,23 @@ class DiskPair(LinuxPair):
 
 
 @pytest.mark.parametrize("exits, channels, memory", [
-    pytest.param("on", PREEMPT, "memfd", id="on-preempt"),
-    pytest.param("off", PREEMPT, "memfd", id="off-preempt", marks=slow),
-    pytest.param("on", ONE_CHANNEL, "memfd", id="on-one-channel", marks=slow),
-    pytest.param("off", ONE_CHANNEL, "memfd", id="off-one-channel", marks=slow),
-    pytest.param("on", FETCH, "memfd", id="on-fetch", marks=slow),
-    pytest.param("on", PREEMPT, "hugetlb", id="on-preempt-hugetlb", marks=slow),
+    ("on", "preempt", "memfd"),
+    pytest.param("off", "preempt", "memfd", marks=slow),
+    pytest.param("on", "one-channel", "memfd", marks=slow),
+    pytest.param("off", "one-channel", "memfd", marks=slow),
+    pytest.param("on", "fetch", "memfd", marks=slow),
+    pytest.param("on", "preempt", "hugetlb", marks=slow),
 ])
 def test_backend(lab, exits, channels, memory):
     """Its faults are served while the guest's are, each by its own way."""
-    with DiskPair(lab, exits=exits, memory=memory, cpus=2, **channels) as pair:
+    with DiskPair(lab, exits=exits, memory=memory, cpus=2, **CHANNELS[channels]) as pair:
         pair.postcopy()
         # A huge page is missed once.
         pair.until_backend_faults(1 if memory == "hugetlb" else 20)
         assert pair.destination.status() == "postcopy-active"
         counts = pair.faults()
         assert (counts["exits"] > 0) == (exits == "on"), counts
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         print(f"{pair.backend_faults()} faults of the backend, {pair.faults()}")
         pair.check_disk()
 
@@ -142,8 +134,7 @@ def test_recovery(lab):
         assert pair.backend_waits()
         pair.recover()
         until(lambda: pair.transfers() > seen + 10, "the guest uses its disk")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         assert "postcopy_fault_ask_again" in dict(pair.destination.trace())
         pair.check_disk()
 
@@ -160,8 +151,7 @@ def test_stop_and_go_on(lab):
         seen = pair.transfers()
         until(lambda: pair.transfers() > seen + 10, "the guest uses its disk")
         assert pair.destination.status() == "postcopy-active"
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         pair.check_disk()
 
 
@@ -172,14 +162,13 @@ def test_backend_dies(lab):
         pair.postcopy()
         pair.until_backend_faults(50)
         pair.until_backend_waits()
-        pair.backend("kill -KILL $pid")
+        pair.signal_backend("KILL")
         pair.source.signal("CONT")
         pair.destination.wait_says("ring restore failed")
         pair.until_reports(len(pair.destination.report().lines) + 1)
         seen, faults = pair.transfers(), pair.backend_faults()
         pair.until_reports(len(pair.destination.report().lines) + 10)
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
         said = [line for line in pair.destination.job.output.splitlines() if "-trace" not in line]
         print(said)
         assert len(said) < 20
@@ -193,10 +182,10 @@ def test_backend_dies_at_the_end(lab):
     with DiskPair(lab, exits="on", cpus=2) as pair:
         pair.postcopy()
         pair.until_backend_faults(10)
-        pair.backend("kill -STOP $pid")
+        pair.signal_backend("STOP")
         pair.fast()
         until(lambda: "vhost_user_postcopy_end_entry" in dict(pair.destination.trace()), "it is told")
-        pair.backend("kill -KILL $pid")
+        pair.signal_backend("KILL")
         pair.finish()
         pair.until_reports(len(pair.destination.report().lines) + 10)
         assert "Failed to receive reply to postcopy_end" in pair.destination.job.output

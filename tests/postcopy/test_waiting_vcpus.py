@@ -13,8 +13,7 @@ KICKS = 20
 def test_stop_cont_and_queries(lab, pattern):
     with Pair(lab, exits="on", pattern=pattern, mem=16) as pair:
         destination = pair.destination
-        pair.postcopy()
-        destination.wait_event("timing")
+        pair.midst()
         # A source that does not answer.
         pair.source.signal("STOP")
         counts = pair.until_all_wait()
@@ -39,16 +38,14 @@ def test_stop_cont_and_queries(lab, pattern):
             assert pair.until_all_wait()["exits"] == counts["exits"]
 
         pair.source.signal("CONT")
-        pair.fast()
-        pair.finish()
+        pair.finish_fast()
 
 
 @both_interfaces
 @on_both(quick=True)
 def test_quit(lab):
     with Pair(lab, exits="on", mem=16) as pair:
-        pair.postcopy()
-        pair.destination.wait_event("timing")
+        pair.midst()
         pair.source.signal("STOP")
         pair.until_all_wait()
         pair.destination.cmd("quit")
@@ -61,10 +58,8 @@ def test_kicked_while_paused(lab, exits):
     """vCPUs that are kicked out of their wait fault again: that is no other fault."""
     with Pair(lab, exits=exits, mem=16) as pair:
         destination = pair.destination
-        pair.postcopy(bandwidth=64 << 10)
-        destination.wait_event("timing")
-        pair.source.cmd("migrate-pause")
-        pair.wait_paused()
+        pair.midst(bandwidth=64 << 10)
+        pair.pause()
         counts = pair.until_all_wait()
         for _ in range(KICKS):
             assert destination.registers_of_all() == 4

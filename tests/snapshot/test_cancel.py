@@ -17,8 +17,8 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_cancel_while_the_thread_is_held(lab, point):
-    with Machine(lab, qemu=INJECT, mem=4) as machine:
+def test_cancel_while_the_thread_is_held(place, point):
+    with Machine(place, qemu=INJECT, mem=4) as machine:
         inject = machine.side.inject
         inject.arm(point)
         machine.start()
@@ -30,24 +30,24 @@ def test_cancel_while_the_thread_is_held(lab, point):
         machine.assert_whole()
 
 
-def test_the_guest_goes_on_before_the_thread_does(lab):
+def test_the_guest_goes_on_before_the_thread_does(place):
     """Memory is not protected any more, the guest writes, and the thread saves what it wrote."""
-    with Machine(lab, qemu=INJECT, mem=4, cpus=2) as machine:
+    with Machine(place, qemu=INJECT, mem=4, cpus=2) as machine:
         inject = machine.side.inject
         inject.arm("snapshot-iterate")
         machine.start()
         inject.wait_held("snapshot-iterate")
-        vcpus = [f"CPU {n}/KVM" for n in range(2)]
-        until(lambda: machine.sleeps_in("handle_userfault", *vcpus), "the vCPUs wait for pages")
+        vcpus = [machine.side.vcpu(n) for n in range(2)]
+        until(lambda: machine.side.sleeps_in("handle_userfault", *vcpus), "the vCPUs wait for pages")
         inject.arm("snapshot-given-up")
         # It does not answer while it is held, nor does any other command.
         cancel = threading.Thread(target=machine.side.cmd, args=("migrate_cancel",))
         cancel.start()
         inject.wait_held("snapshot-given-up")
         # They have written what they waited for, and more.
-        until(lambda: machine.sleeps_in("futex", *vcpus), "the vCPUs wait for the BQL")
+        until(lambda: machine.side.sleeps_in("futex", *vcpus), "the vCPUs wait for the BQL")
         inject.release("snapshot-iterate")
-        until(lambda: machine.sleeps_in("futex", "mig/snapshot"), "the thread waits for the BQL, having saved all")
+        until(lambda: machine.side.sleeps_in("futex", "mig/snapshot"), "the thread waits for the BQL, having saved all")
         inject.release("snapshot-given-up")
         cancel.join()
         machine.wait("cancelled")
@@ -55,10 +55,10 @@ def test_the_guest_goes_on_before_the_thread_does(lab):
 
 
 @pytest.mark.slow
-def test_cancel_about_when_it_completes(lab):
+def test_cancel_about_when_it_completes(place):
     """What is reported complete is of one instant, and all else was cancelled."""
     ended: list[str] = []
-    with Machine(lab, mem=8, pattern="shared") as machine:
+    with Machine(place, mem=8, pattern="shared") as machine:
         start = time.monotonic()
         machine.take()
         delay_s = time.monotonic() - start

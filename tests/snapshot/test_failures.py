@@ -9,7 +9,7 @@ from tests.lab.snapshot import Machine
 
 SMALL = "/tmp/small"
 # Takes a little and then nothing, and takes what it is given slowly.
-STUCK = "exec:sleep 1000"
+STUCK = "exec:echo $$ >{0}; exec sleep 1000"
 SLOW = "exec:while dd bs=64k count=1 2>/dev/null | grep -q .; do sleep 0.02; done"
 
 
@@ -29,14 +29,14 @@ def test_full_disk(lab, full_disk):
 
 @pytest.mark.slow
 def test_closed_pipe(lab):
-    with Machine(lab, mem=16, backend="memory-backend-memfd") as machine:
+    with Machine(lab, mem=16, backend="memfd") as machine:
         machine.take("exec:head -c 3000000 >/dev/null", "failed")
         machine.assert_whole()
 
 
 @pytest.mark.slow
-def test_cancel_a_slow_snapshot(lab):
-    with Machine(lab, mem=16) as machine:
+def test_cancel_a_slow_snapshot(place):
+    with Machine(place, mem=16) as machine:
         machine.start(SLOW)
         until(lambda: machine.side.cmd("query-migrate").get("ram", {}).get("transferred", 0) > 1 << 20,
               "the snapshot has begun")
@@ -45,10 +45,11 @@ def test_cancel_a_slow_snapshot(lab):
         machine.assert_whole()
 
 
-def test_cancel_a_stuck_snapshot(lab):
+def test_cancel_a_stuck_snapshot(place):
     """The thread that writes it hangs; the guest does not."""
-    with Machine(lab, mem=16, cpus=2) as machine:
-        machine.start(STUCK)
+    with Machine(place, mem=16, cpus=2) as machine:
+        taker = f"{place.tmp}/taker"
+        machine.start(STUCK.format(taker))
         machine.wait_running()
         # All vCPUs come to write what is not saved.
         def waits():
@@ -60,15 +61,15 @@ def test_cancel_a_stuck_snapshot(lab):
         machine.assert_goes_on()
         assert not machine.protected()
         assert machine.side.cmd("query-migrate")["status"] == "cancelling"
-        lab.run("killall sleep", check=True)
+        place.run(f"kill $(cat {taker})", check=True)
         machine.wait("cancelled")
         machine.assert_whole()
 
 
 @pytest.mark.slow
-def test_no_userfaultfd_left(lab):
+def test_no_userfaultfd_left(place):
     """Memory cannot be protected: nothing has been stopped for good."""
-    with Machine(lab, mem=16, wrapper=["sh", "-c", 'ulimit -n 64; exec "$@"', "-"]) as machine:
+    with Machine(place, mem=16, wrapper=["sh", "-c", 'ulimit -n 64; exec "$@"', "-"]) as machine:
         n = 0
         try:
             while n < 64:

@@ -7,7 +7,7 @@ import pytest
 from tests.lab.pair import MIB, STOCK, until
 from tests.lab.paths import SANITIZED
 from tests.lab.qtest import Balloon, Qtest
-from tests.lab.snapshot import BACKENDS, SNAPSHOT, Machine
+from tests.lab.snapshot import Machine
 from tests.lab.text import search
 
 EMPTY_MB = 512
@@ -30,7 +30,7 @@ def test_empty_guest(lab, thp, kind, value):
     """Its memory and its file hardly grow, and any QEMU restores it."""
     thp(value)
     memory_mb = EMPTY_MB // (2 if kind == "hugetlb" else 1)
-    with Machine(lab, backend=BACKENDS[kind], memory_mb=memory_mb, mem=4) as machine:
+    with Machine(lab, backend=kind, memory_mb=memory_mb, mem=4) as machine:
         before_kib, huge = machine.resident_kib(), free_huge_pages(lab)
         info = machine.take()
         grown_kib = machine.resident_kib() - before_kib
@@ -53,12 +53,12 @@ def test_empty_guest(lab, thp, kind, value):
 def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
     """A first write during the snapshot is no part of it."""
     hide(*hidden)
-    with Machine(lab, backend=BACKENDS[kind], memory_mb=128, mem=4, taker=Qtest.arguments()) as machine, \
+    with Machine(lab, backend=kind, memory_mb=128, mem=4, taker=Qtest.arguments(lab)) as machine, \
             Qtest(lab) as qtest:
         # The target takes nothing until it is told to.
         go = "/tmp/go"
         lab.run(f"rm -f {go}")
-        machine.start(f"exec:while [ ! -e {go} ]; do sleep 0.1; done; cat >{SNAPSHOT}")
+        machine.start(f"exec:while [ ! -e {go} ]; do sleep 0.1; done; cat >{machine.file}")
         machine.wait_running()
         skipped = machine.side.cmd("query-migrate")["background-snapshot"]["setup-anonymous"] == "skip-empty"
         pages = range(64 * MIB, 128 * MIB, MIB)
@@ -84,8 +84,8 @@ def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
 @pytest.mark.parametrize("kind", ["anonymous", pytest.param("memfd", marks=pytest.mark.slow)])
 def test_ballooned_pages(lab, kind):
     """What the guest has given back is not there any more; the same pages before are data."""
-    with Machine(lab, backend=BACKENDS[kind], memory_mb=64, mem=4, machine="pc",
-                 arguments=[*Balloon.arguments()], taker=Qtest.arguments()) as machine, \
+    with Machine(lab, backend=kind, memory_mb=64, mem=4, machine="pc",
+                 arguments=[*Balloon.arguments()], taker=Qtest.arguments(lab)) as machine, \
             Qtest(lab) as qtest:
         start, size = 32 * MIB, 8 * MIB
         balloon = Balloon(qtest, queue=60 * MIB)
@@ -138,11 +138,11 @@ def test_merged_pages_are_data(lab):
     go = "/tmp/go"
     lab.run(f"rm -f {go}; echo 10000 >{ksm}/pages_to_scan; echo 0 >{ksm}/sleep_millisecs", check=True)
     try:
-        with Machine(lab, memory_mb=64, mem=4, cpus=1, taker=Qtest.arguments()) as machine, \
+        with Machine(lab, memory_mb=64, mem=4, cpus=1, taker=Qtest.arguments(lab)) as machine, \
                 Qtest(lab) as qtest:
             start, size = 32 * MIB, 8 * MIB
             qtest.memset(start, size, 0x55)
-            machine.start(f"exec:while [ ! -e {go} ]; do sleep 0.1; done; cat >{SNAPSHOT}")
+            machine.start(f"exec:while [ ! -e {go} ]; do sleep 0.1; done; cat >{machine.file}")
             machine.wait_running()
             lab.run(f"echo 1 >{ksm}/run", check=True)
             until(lambda: int(lab.run(f"cat {ksm}/pages_sharing").output) > size // 4096 * 0.9,

@@ -12,9 +12,9 @@ def status(machine):
     return machine.side.cmd("query-status")["status"]
 
 
-def test_panicked(lab):
+def test_panicked(place):
     """It stays so, in the snapshot too."""
-    with Machine(lab, mem=4, arguments=["-device", "pvpanic", "-action", "panic=pause"]) as machine:
+    with Machine(place, mem=4, arguments=["-device", "pvpanic", "-action", "panic=pause"]) as machine:
         machine.side.hmp(f"o/b {PVPANIC:#x} {PANICKED}")
         until(lambda: status(machine) == "guest-panicked", "the guest panics")
         machine.take()
@@ -24,9 +24,9 @@ def test_panicked(lab):
         machine.assert_whole()
 
 
-def test_reset_while_paused(lab):
+def test_reset_while_paused(place):
     """What a guest is that has not been started, too: prelaunch."""
-    with Machine(lab, mem=4) as machine:
+    with Machine(place, mem=4) as machine:
         machine.side.cmd("set-action", reboot="reset")
         machine.side.cmd("stop")
         machine.side.cmd("system_reset")
@@ -37,9 +37,9 @@ def test_reset_while_paused(lab):
         machine.assert_goes_on()
 
 
-def test_stopped_while_it_is_taken(lab):
+def test_stopped_while_it_is_taken(place):
     """A guest that has not run is not started when the snapshot has begun, but by whom wants it to run."""
-    with Machine(lab, qemu=INJECT, mem=4) as machine:
+    with Machine(place, qemu=INJECT, mem=4) as machine:
         machine.side.cmd("stop")
         machine.side.inject.arm("snapshot-iterate")
         machine.start()
@@ -52,16 +52,16 @@ def test_stopped_while_it_is_taken(lab):
         machine.assert_whole()
 
 
-def test_ejected_memory(lab):
+def test_ejected_memory(place):
     """The guest was asked to give it back before, and does so while it is saved: it stays until then."""
-    with Machine(lab, qemu=INJECT, mem=4, memory_mb="64,slots=1,maxmem=1G", arguments=DIMM,
-                 taker=Qtest.arguments("source")) as machine:
+    with Machine(place, qemu=INJECT, mem=4, memory_mb="64,slots=1,maxmem=1G", arguments=DIMM,
+                 taker=Qtest.arguments(place, "source")) as machine:
         side = machine.side
         side.cmd("device_del", id="dimm")
         side.inject.arm("snapshot-iterate")
         machine.start()
         side.inject.wait_held("snapshot-iterate")
-        eject_memory(lab, "source")
+        eject_memory(place, "source")
         assert side.cmd("query-memory-devices")
         side.inject.release("snapshot-iterate")
         machine.wait()

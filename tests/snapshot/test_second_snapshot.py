@@ -7,9 +7,9 @@ from tests.lab.pair import INJECT, until
 from tests.lab.snapshot import Machine
 
 
-def test_completed_is_the_end(lab):
+def test_completed_is_the_end(place):
     """Memory is protected, and the guest may wait: it is not complete."""
-    with Machine(lab, qemu=INJECT, mem=4) as machine:
+    with Machine(place, qemu=INJECT, mem=4) as machine:
         inject = machine.side.inject
         inject.arm("snapshot-completing")
         machine.start()
@@ -23,9 +23,9 @@ def test_completed_is_the_end(lab):
 
 
 @pytest.mark.slow
-def test_failed_before_the_end(lab):
+def test_failed_before_the_end(place):
     """The status comes first then. The next one is refused, and changes nothing."""
-    with Machine(lab, qemu=INJECT, mem=4) as machine:
+    with Machine(place, qemu=INJECT, mem=4) as machine:
         inject = machine.side.inject
         inject.arm("snapshot-completing")
         machine.start("exec:head -c 300000 >/dev/null")

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What tests choose from by name: the guest's memory, and the connections that pages come by."""
+from typing import Any
+
+# For -object; of a directory, each QEMU has a file of its own.
+BACKENDS = {
+    "anonymous": "",
+    "anonymous-shared": "memory-backend-ram,share=on",
+    "memfd": "memory-backend-memfd",
+    "shm": "memory-backend-shm",
+    "shmem-file": "memory-backend-file,mem-path=/dev/shm,share=on",
+    "shmem-file-private": "memory-backend-file,mem-path=/dev/shm,share=off",
+    "hugetlb": "memory-backend-memfd,hugetlb=on,hugetlbsize=2M",
+    "hugetlb-file": "memory-backend-file,mem-path=/dev/hugepages,share=on",
+    "hugetlb-private": "memory-backend-file,mem-path=/dev/hugepages,share=off",
+}
+# Options of a pair
+CHANNELS: dict[str, dict[str, Any]] = {
+    "preempt": {"capabilities": ("postcopy-preempt",)}, "one-channel": {"capabilities": ()}, "fetch": {"fetch": 4}}
+
+
+def guest_on(backend: str, pattern: str = "shared") -> dict[str, Any]:
+    """Options of a pair whose vCPUs miss the same pages, or parts of the same huge ones."""
+    if "huge" in backend:
+        return {"backend": backend, "pattern": "samehuge", "memory_mb": 64, "mem": 48}
+    return {"backend": backend, "pattern": pattern, "mem": 16}

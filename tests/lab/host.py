@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""This machine in place of the lab's first-level machine: its kernel, and its KVM or TCG."""
+import contextlib
+import os
+import platform
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.lab.cli import ProgramError
+from tests.lab.lab import TIMEOUT_S, CommandFailed, CommandTimeout, Result
+from tests.lab.paths import ROOT, qemu
+
+EXIT_ON_MISSING = Path("/sys/module/kvm/parameters/exit_on_missing")
+HUGEPAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+# In the environment of all processes that a Host has started.
+MARK = "QEMU_TEST_PLACE"
+# 41: PR_SET_THP_DISABLE
+WITHOUT_HUGE_PAGES = """import ctypes, os, sys
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)
+os.execvp(sys.argv[1], sys.argv[1:])"""
+# What QEMU says of each: what post-copy and background snapshots need of a kernel.
+ASK = """{"execute": "qmp_capabilities"}
+{"execute": "migrate-set-capabilities", "arguments": {"capabilities": [{"capability": "postcopy-ram", "state": true}]}}
+{"execute": "migrate-set-capabilities", "arguments": {"capabilities": [
+    {"capability": "postcopy-ram", "state": false}, {"capability": "background-snapshot", "state": true}]}}
+{"execute": "quit"}"""
+
+
+class Job:
+    """A command that runs on this machine, as lab.Job does in the lab."""
+
+    def __init__(self, cmd: str, environment: dict[str, str]) -> None:
+        self.cmd = cmd
+        self._data = bytearray()
+        # It dies with us, however we die.
+        self._process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "/bin/sh", "-c", cmd], cwd=ROOT,
+                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                         start_new_session=True, env=os.environ | environment)
+        # Alone writes _data; whoever wants all of it joins the thread first.
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        while part := os.read(self._process.stdout.fileno(), 1 << 16):
+            self._data += part
+
+    @property
+    def raw(self) -> bytes:
+        return bytes(self._data)
+
+    @property
+    def output(self) -> str:
+        return self.raw.decode(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        if self.running:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def wait(self, timeout: float = TIMEOUT_S) -> Result:
+        try:
+            rc = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise CommandTimeout(f"no end after {timeout} s: {self.cmd}",
+                                 Result(None, self.output)) from None
+        except KeyboardInterrupt:
+            self.kill()
+            raise
+        # What the command has left in the background may keep its output open.
+        self._reader.join(1)
+        return Result(rc if rc >= 0 else 128 - rc, self.output)
+
+
+class Host:
+    """A context manager, as lab.Lab is; accelerator: kvm, tcg, or None for the better one that there is."""
+
+    address = host = "127.0.0.1"
+    serial_log = Path("/dev/kmsg")
+    wait_us = 20
+
+    def __init__(self, accelerator: str | None = None, hugepages: int = 0, arch: str = "x86_64",
+                 name: str = "host") -> None:
+        usable = os.access("/dev/kvm", os.R_OK | os.W_OK)
+        if accelerator == "kvm" and not usable:
+            raise ProgramError("no access to /dev/kvm: as root, or in the group kvm; or --accel tcg")
+        self.accelerator = accelerator or ("kvm" if usable else "tcg")
+        # No more than PVM has
+        self.qemu_words: tuple[str, ...] = ("-accel", self.accelerator,
+                           "-cpu", "qemu64" if self.accelerator == "kvm" else "max")
+        self.arch = arch
+        self.name = name
+        self.cpus = os.cpu_count() or 1
+        self.hugepages = hugepages
+        self.exit_on_missing = self.accelerator == "kvm" and EXIT_ON_MISSING.exists()
+        self.kernel = platform.release()
+        self._ports: dict[int, socket.socket] = {}
+
+    def __enter__(self) -> Self:
+        free = HUGEPAGES / "free_hugepages"
+        if self.hugepages and (not free.exists() or int(free.read_text()) < self.hugepages):
+            raise ProgramError(f"{self.hugepages} free huge pages of 2 MiB are needed; as root: "
+                             f"echo {self.hugepages} >{HUGEPAGES}/nr_hugepages")
+        self._tmp = tempfile.TemporaryDirectory(prefix="qemu-")
+        self.tmp = self._tmp.name
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.leftovers()
+        for reserved in self._ports.values():
+            reserved.close()
+        self._tmp.cleanup()
+
+    def qemu(self, name: str) -> str:
+        """The fork for arm64 is a program of arm64 hosts: here another QEMU emulates that."""
+        return qemu(self.arch, name) if self.arch == "x86_64" else f"qemu-system-{self.arch}"
+
+    def job(self, cmd: str) -> Job:
+        return Job(cmd, {MARK: self.tmp})
+
+    def run(self, cmd: str, timeout: float = TIMEOUT_S, *, check: bool = False) -> Result:
+        result = self.job(cmd).wait(timeout)
+        if check and result.rc:
+            raise CommandFailed(f"exit status {result.rc}: {cmd}", result)
+        return result
+
+    def read_file(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    @staticmethod
+    def huge_pages(wanted: bool) -> tuple[str, ...]:
+        """Words before a command that is to have transparent huge pages, as the host sets them, or none."""
+        return () if wanted else (sys.executable, "-c", WITHOUT_HUGE_PAGES)
+
+    def host_port(self, port: int) -> int:
+        return port
+
+    def port(self, number: int) -> int:
+        """A port that nobody else gets, always the same one for a number: it is bound here, and QEMU, which sets
+        SO_REUSEADDR as well, may listen there."""
+        if number not in self._ports:
+            self._ports[number] = reserved = socket.socket()
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind((self.address, 0))
+        port: int = self._ports[number].getsockname()[1]
+        return port
+
+    def leftovers(self) -> list[str]:
+        """End what is left of all jobs; the commands."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                # A zombie has no environment.
+                if f"\0{MARK}={self.tmp}\0" in f"\0{(process / 'environ').read_text(errors='replace')}":
+                    os.kill(int(process.name), signal.SIGKILL)
+                    found.append((process / "cmdline").read_text(errors="replace").replace("\0", " "))
+        return found
+
+    def why_not(self) -> str:
+        """What this kernel denies to QEMU, or to tests that look where its threads sleep; empty if nothing."""
+        answers = self.run(f"echo {shlex.quote(ASK)} | {self.qemu('fork')} -M none -nodefaults -display none "
+                           "-accel tcg -incoming defer -qmp stdio").output
+        if answers.count('"return"') != ASK.count("execute"):
+            return answers
+        where = self.run("sleep 60 & sleep 0.3; cat /proc/$!/wchan; kill $!").output
+        return "" if "sleep" in where else f"/proc/PID/wchan of one that sleeps: {where}"
