@@ -196,7 +196,7 @@ static void fuzz_act(void *opaque)
         fuzz_start(true);
         break;
     case FUZZ_CANCEL:
-        qmp_migrate_cancel(NULL);
+        qmp_migrate_cancel(true, true, NULL);
         break;
     case FUZZ_QUERY:
         qapi_free_MigrationInfo(qmp_query_migrate(NULL));
