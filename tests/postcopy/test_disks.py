@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Of two sides that share a disk, never both run the guest: its image lock tells, or the operator does."""
+import shlex
+import socket
+import threading
+
+import pytest
+from qemu.qmp import ExecuteError
+
+from tests.lab.failures import Failures
+from tests.lab.pair import Pair, until
+from tests.lab.paths import PATIENCE
+from tests.lab.proxy import CHUNK, Copy, Wire, pack, package_of
+
+LOCK = 'Failed to get "write" lock'
+NOTHING_CAN_TELL = "nothing here can tell"
+WITHOUT_LOCK = {
+    "locking-off": ("file.locking=off", ""),
+    "share-rw": ("", "share-rw=on"),
+    "none": None,
+}
+
+
+def shared_disk(place, in_file="", in_device=""):
+    """Words for both sides; returns the image, too."""
+    image = f"{place.tmp}/shared.raw"
+    place.run(f"rm -f {image}; truncate -s 1M {image}", check=True)
+    words = [",".join(filter(None, parts)) for parts in (
+        ("driver=raw", "node-name=disk", "file.driver=file", f"file.filename={image}", in_file),
+        ("virtio-blk-pci", "drive=disk", in_device))]
+    return image, ("-blockdev", words[0], "-device", words[1])
+
+
+def both(words):
+    return {"source_options": words, "destination_options": words}
+
+
+class Mute(Wire):
+    """From the package on, the source hears nothing of the destination; nor does the destination get the package
+    before deliver is set."""
+
+    def __init__(self, to: int) -> None:
+        self.held, self.deliver = threading.Event(), threading.Event()
+        super().__init__(to)
+
+    def _forward(self, channel: int) -> Copy:
+        return self._main if not channel else self._copy
+
+    def _main(self, a: socket.socket, b: socket.socket) -> None:
+        with a.makefile("rb") as stream:
+            package = package_of(stream, b.sendall)
+            self.held.set()
+            self.deliver.wait()
+            b.sendall(pack(package or b""))
+            while data := stream.read1(CHUNK):
+                b.sendall(data)
+
+    def _back(self, a: socket.socket, b: socket.socket) -> None:
+        while data := a.recv(CHUNK):
+            if not self.held.is_set():
+                b.sendall(data)
+
+    def cut(self) -> None:
+        super().cut()
+        self.deliver.set()
+
+
+def to_the_package(pair):
+    """The source has stopped the guest, and has given its disks away; the destination has not come so far."""
+    wire = pair.wire_of(Mute, pair.listen())
+    # Not all of it is to come before the connection breaks.
+    pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=64 << 10)
+    pair.start(wire.uri)
+    pair.source.cmd("migrate-start-postcopy")
+    assert wire.held.wait(60 * PATIENCE)
+    return wire
+
+
+def cut(pair, wire):
+    wire.cut()
+    pair.source.wait_status("postcopy-paused")
+
+
+def status(side):
+    return side.cmd("query-status")["status"]
+
+
+def runs(side):
+    return status(side) == "running"
+
+
+def test_source_does_not_take_disks_that_are_in_use(place):
+    """The destination runs the guest, and nobody has told the source, which cannot be made to run it as well."""
+    _, words = shared_disk(place)
+    with Pair(place, mem=8, **both(words)) as pair:
+        wire = to_the_package(pair)
+        wire.deliver.set()
+        until(lambda: runs(pair.destination), "the guest runs on the destination")
+        cut(pair, wire)
+        for arguments in {}, {"destination_dead": True}:
+            with pytest.raises(ExecuteError, match=LOCK):
+                pair.source.cmd("migrate_cancel", **arguments)
+            assert pair.source.status() == "postcopy-paused"
+            assert not runs(pair.source)
+        assert LOCK in pair.source.hmp("migrate_cancel")
+        pair.destination.wait_status("postcopy-paused")
+        pair.recover_and_finish()
+        assert not runs(pair.source)
+
+
+def test_source_takes_its_disks_back(place):
+    """The lock is free: nobody uses them."""
+    _, words = shared_disk(place)
+    with Pair(place, mem=8, **both(words)) as pair:
+        wire = to_the_package(pair)
+        pair.destination.signal("KILL")
+        cut(pair, wire)
+        faults = Failures(pair)
+        pair.source.cmd("migrate_cancel")
+        until(lambda: pair.source.status() == "cancelled" and runs(pair.source), "the guest runs on the source")
+        faults.check_by_another()
+
+
+@pytest.mark.parametrize("by", ["QMP", "HMP"])
+@pytest.mark.parametrize("disk", list(WITHOUT_LOCK))
+def test_word_of_the_operator(place, disk, by):
+    """Where no lock can tell."""
+    options = WITHOUT_LOCK[disk]
+    words = shared_disk(place, *options)[1] if options else ()
+    with Pair(place, mem=8, **both(words)) as pair:
+        wire = to_the_package(pair)
+        pair.destination.signal("KILL")
+        cut(pair, wire)
+        with pytest.raises(ExecuteError, match=NOTHING_CAN_TELL):
+            pair.source.cmd("migrate_cancel")
+        assert NOTHING_CAN_TELL in pair.source.hmp("migrate_cancel")
+        assert pair.source.status() == "postcopy-paused"
+        if by == "QMP":
+            pair.source.cmd("migrate_cancel", destination_dead=True)
+        else:
+            assert not pair.source.hmp("migrate_cancel -d")
+        until(lambda: pair.source.status() == "cancelled" and runs(pair.source), "the guest runs on the source")
+
+
+@pytest.fixture
+def in_use(place):
+    """Lets another process use an image; returns what ends that."""
+    jobs = []
+
+    def use(image):
+        # Of the bytes that QEMU locks in an image: 101 and 201 say that one writes, and no other may.
+        lock = ("import fcntl,os,struct,sys,time; f=os.open(sys.argv[1],os.O_RDWR);"
+                "[fcntl.fcntl(f,37,struct.pack('hhqqi',fcntl.F_RDLCK,0,n,1,0)) for n in (101,201)];"
+                "print('locked',flush=True); time.sleep(10000)")
+        jobs.append(job := place.job(f"exec python3 -c {shlex.quote(lock)} {image}"))
+        until(lambda: "locked" in job.output or not job.running, "the image is locked")
+        assert job.running, job.output
+        return job.kill
+    yield use
+    for job in jobs:
+        job.kill()
+
+
+def assert_cont_is_refused(side):
+    with pytest.raises(ExecuteError, match=LOCK):
+        side.cmd("cont")
+    assert status(side) == "paused"
+
+
+@pytest.mark.parametrize("start", ["by-itself", "cont"])
+@pytest.mark.parametrize("way", ["post-copy", "pre-copy"])
+def test_destination_cannot_take_its_disks(place, in_use, way, start):
+    """Somebody else has: the guest is paused, which cont tries to end, and says why it cannot. cont: QEMU has been
+    started with -S, and told to run the guest before it comes."""
+    image, words = shared_disk(place)
+    stopped = ("-S",) if start == "cont" else ()
+    with Pair(place, mem=8, source_options=words, destination_options=(*words, *stopped),
+              capabilities=() if way == "post-copy" else None) as pair:
+        if stopped:
+            pair.destination.cmd("cont")
+        pair.source.wait_ready()
+        # The source has its own locks, and asks for no more.
+        free = in_use(image)
+        if way == "post-copy":
+            pair.postcopy()
+        else:
+            pair.precopy()
+        until(lambda: status(pair.destination) == "paused", "the guest is paused")
+        assert LOCK in pair.destination.job.output
+        assert any(event["event"] == "STOP" for event in pair.destination.qmp.get_events())
+        assert_cont_is_refused(pair.destination)
+        free()
+        pair.destination.cmd("cont")
+        assert runs(pair.destination)
+        pair.fast()
+        pair.finish()
+
+
+def test_source_that_failed_does_not_run_without_its_disks(place, in_use):
+    """It would take the guest back by itself, since the destination cannot load the devices."""
+    image, words = shared_disk(place)
+    with Pair(place, mem=8, source_options=(*words, "-device", "pvpanic-pci"), destination_options=words) as pair:
+        pair.source.wait_ready()
+        free = in_use(image)
+        pair.start()
+        pair.source.cmd("migrate-start-postcopy")
+        pair.source.wait_status("failed")
+        until(lambda: status(pair.source) == "paused", "the guest is paused")
+        assert_cont_is_refused(pair.source)
+        free()
+        pair.source.cmd("cont")
+        assert runs(pair.source)
+
+
+@pytest.mark.parametrize("way", ["post-copy", "pre-copy"])
+def test_guest_that_is_stopped_stays_so(place, way):
+    """Its memory comes all the same, and it can run before it has all come."""
+    with Pair(place, mem=8, zero=0, capabilities=() if way == "post-copy" else None) as pair:
+        pair.source.wait_ready()
+        pair.source.cmd("stop")
+        if way == "pre-copy":
+            pair.precopy()
+        else:
+            pair.postcopy()
+            until(lambda: status(pair.destination) == "paused", "the guest has come")
+            pair.until_faults()
+            before = pair.faults()["copied-bytes"]
+            until(lambda: pair.faults()["copied-bytes"] > before, "memory comes")
+            pair.fast()
+        pair.destination.wait_status("completed")
+        assert status(pair.destination) == "paused"
+        assert not pair.destination.report().events
+        pair.destination.cmd("cont")
+        pair.finish()
+
+
+def test_stopped_guest_runs_before_its_memory_has_come(place):
+    with Pair(place, mem=8, capabilities=()) as pair:
+        pair.source.wait_ready()
+        pair.source.cmd("stop")
+        pair.postcopy(bandwidth=64 << 10)
+        until(lambda: status(pair.destination) == "paused", "the guest has come")
+        pair.destination.cmd("cont")
+        pair.until_faults()
+        pair.until_requests(0)
+        pair.fast()
+        pair.finish()

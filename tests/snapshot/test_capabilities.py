@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Snapshots while migration's capabilities are set, such as the last migration has left them."""
+import pytest
+from qemu.qmp import ExecuteError
+
+from tests.lab.pair import Pair
+from tests.lab.snapshot import Machine
+
+REFUSED = {"multifd", "mapped-ram", "x-ignore-shared", "dirty-bitmaps", "background-snapshot", "zero-copy-send"}
+# Those that cannot be set alone; x-colo, which QEMU may be built without, and what wants KVM's dirty ring.
+NEEDS = {"postcopy-preempt": ["postcopy-ram"], "switchover-ack": ["return-path"], "zero-copy-send": ["multifd"]}
+NOT_HERE = {"x-colo", "dirty-limit"}
+
+
+def set_capabilities(side, names, state):
+    side.cmd("migrate-set-capabilities", capabilities=[{"capability": name, "state": state} for name in names])
+
+
+def snapshot(side, command, tag):
+    return side.run_job(command, tag=tag, vmstate="disk", devices=["disk"])
+
+
+def test_snapshots_in_images(place):
+    """With each capability: it is refused, and says why, or both is saved and loaded."""
+    with Machine(place, mem=8) as machine:
+        side = machine.side
+        set_capabilities(side, ["background-snapshot"], False)
+        side.add_disk(64 << 20)
+        assert not snapshot(side, "snapshot-save", "old")
+        names = [c["capability"] for c in side.cmd("query-migrate-capabilities") if not c["state"]]
+        refused = set()
+        for name in names:
+            set_ = [*NEEDS.get(name, ()), name]
+            try:
+                set_capabilities(side, set_, True)
+            except ExecuteError as e:
+                assert name in NOT_HERE, f"{name}: {e}"
+                continue
+            errors = [snapshot(side, "snapshot-save", name), snapshot(side, "snapshot-load", "old")]
+            assert bool(errors[0]) == bool(errors[1]), f"{name}: {errors}"
+            if errors[0]:
+                refused.add(name)
+                assert all(f"while migration capability '{set_[0]}' is set" in error for error in errors), errors
+            else:
+                assert not snapshot(side, "snapshot-load", name), name
+            set_capabilities(side, reversed(set_), False)
+            machine.assert_goes_on()
+        assert refused == REFUSED
+        set_capabilities(side, ["background-snapshot"], True)
+        machine.assert_whole()
+
+
+@pytest.mark.parametrize("more", [(), ("multifd",)], ids=["", "multifd"])
+def test_memory_that_stays_where_it_is(place, more):
+    """The file has all but the memory that both QEMUs have in a file of its own."""
+    state, memory = f"{place.tmp}/state", f"{place.tmp}/memory"
+    place.run(f"rm -f {state} {memory}")
+    with Pair(place, mem=16, capabilities=None, backend=f"memory-backend-file,mem-path={memory},share=on") as pair:
+        for side in pair.sides:
+            set_capabilities(side, ["mapped-ram", "x-ignore-shared", *more], True)
+        pair.source.wait_ready()
+        pair.source.cmd("migrate", uri=f"file:{state}")
+        pair.source.wait_status("completed")
+        assert int(place.run(f"du -k {state}", check=True).output.split()[0]) < 4096
+        pair.destination.cmd("migrate-incoming", uri=f"file:{state}")
+        pair.finish()
+    place.run(f"rm {state} {memory}", check=True)
+
+
+def test_background_snapshot_of_memory_that_is_not_saved(place):
+    """It would be of two instants."""
+    with Machine(place, mem=4) as machine, pytest.raises(ExecuteError, match="x-ignore-shared"):
+        machine.enable("x-ignore-shared")
