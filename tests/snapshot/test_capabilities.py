@@ -70,4 +70,4 @@ def test_memory_that_stays_where_it_is(place, more):
 def test_background_snapshot_of_memory_that_is_not_saved(place):
     """It would be of two instants."""
     with Machine(place, mem=4) as machine, pytest.raises(ExecuteError, match="x-ignore-shared"):
-        machine.enable("x-ignore-shared")
+        machine.side.set_capabilities("x-ignore-shared")
