@@ -8,10 +8,6 @@ from tests.lab.pair import MIB, Pair
 IN_PROGRESS = "in progress"
 
 
-def set_capability(side, name, state):
-    side.cmd("migrate-set-capabilities", capabilities=[{"capability": name, "state": state}])
-
-
 def test_capabilities_of_a_destination(place):
     """They say what the end of a stream means: without postcopy-ram, that nothing is missing."""
     with Pair(place, mem=8) as pair:
@@ -20,7 +16,7 @@ def test_capabilities_of_a_destination(place):
         def assert_refused():
             for name in "postcopy-preempt", "postcopy-ram":
                 with pytest.raises(ExecuteError, match=IN_PROGRESS):
-                    set_capability(pair.destination, name, False)
+                    pair.destination.set_capabilities(name, state=False)
 
         assert_refused()
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=64 << 10)
@@ -31,14 +27,14 @@ def test_capabilities_of_a_destination(place):
         pair.wait_paused()
         assert_refused()
         pair.recover_and_finish()
-        set_capability(pair.destination, "postcopy-preempt", False)
+        pair.destination.set_capabilities("postcopy-preempt", state=False)
 
 
 def test_number_of_channels(place):
     """All loops over them end at the parameter's value."""
     with Pair(place, mem=16, capabilities=None) as pair:
         for side in pair.sides:
-            set_capability(side, "multifd", True)
+            side.set_capabilities("multifd")
             side.cmd("migrate-set-parameters", multifd_channels=2)
         pair.start(bandwidth=MIB)
         for side in pair.sides:

@@ -12,10 +12,6 @@ NEEDS = {"postcopy-preempt": ["postcopy-ram"], "switchover-ack": ["return-path"]
 NOT_HERE = {"x-colo", "dirty-limit"}
 
 
-def set_capabilities(side, names, state):
-    side.cmd("migrate-set-capabilities", capabilities=[{"capability": name, "state": state} for name in names])
-
-
 def snapshot(side, command, tag):
     return side.run_job(command, tag=tag, vmstate="disk", devices=["disk"])
 
@@ -24,7 +20,7 @@ def test_snapshots_in_images(place):
     """With each capability: it is refused, and says why, or both is saved and loaded."""
     with Machine(place, mem=8) as machine:
         side = machine.side
-        set_capabilities(side, ["background-snapshot"], False)
+        side.set_capabilities("background-snapshot", state=False)
         side.add_disk(64 << 20)
         assert not snapshot(side, "snapshot-save", "old")
         names = [c["capability"] for c in side.cmd("query-migrate-capabilities") if not c["state"]]
@@ -32,7 +28,7 @@ def test_snapshots_in_images(place):
         for name in names:
             set_ = [*NEEDS.get(name, ()), name]
             try:
-                set_capabilities(side, set_, True)
+                side.set_capabilities(*set_)
             except ExecuteError as e:
                 assert name in NOT_HERE, f"{name}: {e}"
                 continue
@@ -43,10 +39,10 @@ def test_snapshots_in_images(place):
                 assert all(f"while migration capability '{set_[0]}' is set" in error for error in errors), errors
             else:
                 assert not snapshot(side, "snapshot-load", name), name
-            set_capabilities(side, reversed(set_), False)
+            side.set_capabilities(*reversed(set_), state=False)
             machine.assert_goes_on()
         assert refused == REFUSED
-        set_capabilities(side, ["background-snapshot"], True)
+        side.set_capabilities("background-snapshot")
         machine.assert_whole()
 
 
@@ -57,7 +53,7 @@ def test_memory_that_stays_where_it_is(place, more):
     place.run(f"rm -f {state} {memory}")
     with Pair(place, mem=16, capabilities=None, backend=f"memory-backend-file,mem-path={memory},share=on") as pair:
         for side in pair.sides:
-            set_capabilities(side, ["mapped-ram", "x-ignore-shared", *more], True)
+            side.set_capabilities("mapped-ram", "x-ignore-shared", *more)
         pair.source.wait_ready()
         pair.source.cmd("migrate", uri=f"file:{state}")
         pair.source.wait_status("completed")
