@@ -53,9 +53,8 @@ def distributions(name, title, panels):
     _save(figure, name, title)
 
 
-def rates(name, title, panels, y, x="vCPUs", dashed=()):
-    """panels: {title: {curve: {x: [values of the rounds]}}}: medians, and bars from least to most.
-    dashed: curves that are not measured."""
+def rates(name, title, panels, y, x="vCPUs"):
+    """panels: {title: {curve: {x: [values of the rounds]}}}: medians, and bars from least to most."""
     figure, axes = _panels(panels, 3.6)
     for axis, (panel, curves) in axes:
         for colour, (label, points) in zip(itertools.cycle(COLOURS), curves.items()):
@@ -64,7 +63,7 @@ def rates(name, title, panels, y, x="vCPUs", dashed=()):
             below = [m - min(values) for m, values in zip(middle, points.values(), strict=True)]
             above = [max(values) - m for m, values in zip(middle, points.values(), strict=True)]
             axis.errorbar(at, middle, yerr=(below, above), color=colour, linewidth=1.6, capsize=3,
-                          marker="o", markersize=3, label=label, linestyle="--" if label in dashed else "-")
+                          marker="o", markersize=3, label=label)
         axis.set(title=panel, xlabel=x, ylabel=y, ylim=(0, None), xscale="log")
         ticks = sorted({n for points in curves.values() for n in points})
         axis.set_xticks(ticks, [str(n) for n in ticks])
