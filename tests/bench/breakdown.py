@@ -113,7 +113,7 @@ def migrate(lab, variant, options, traced):
     logs = [f"{lab.tmp}/{side}.events" for side in ("source", "destination")]
     names = DESTINATION["fork" if qemu == FORK else "stock"]
     words = [trace_options(n, log) if traced else [] for n, log in zip((SOURCE, names), logs, strict=True)]
-    uri = postcopy.uri_of(lab, options.transport)
+    uri = postcopy.uri_of(lab, "unix")
     with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=options.cpus, memory_mb=options.memory,
               pattern="disjoint", seed=1, traced=False, source_options=words[0], destination_options=words[1]) as pair:
         src, dst = pair.sides
@@ -181,10 +181,10 @@ def run(options):
                     of[traced].append(migrate(lab, variant, options, traced))
     results = {variant: figures(of) for variant, of in runs.items()}
     text = (f"{options.cpus} vCPUs, {options.memory} MiB, anonymous memory, postcopy-preempt, disjoint load, "
-            f"{options.transport}, {options.rounds} rounds. Medians do not add up.\n\n" + bench.printed(show, results))
+            f"unix, {options.rounds} rounds. Medians do not add up.\n\n" + bench.printed(show, results))
     bench.write(options.name, {"about": about, "settings": {
         "icount": options.icount, "vcpus_count": options.cpus, "memory_mib": options.memory,
-        "transport": options.transport, "rounds_count": options.rounds}, "results": results},
+        "transport": "unix", "rounds_count": options.rounds}, "results": results},
         f"Where the time of one demand fault goes: {options.cpus} vCPUs" + bench.icount_title(options), text)
 
 
@@ -195,8 +195,6 @@ def main():
     bench.add_icount(parser)
     parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
     parser.add_argument("--memory", type=int, default=32, metavar="MIB", help="of the guest (32)")
-    parser.add_argument("--transport", choices=postcopy.URIS, default="unix",
-                        help="of the migration (unix: by tcp, stock's requests wait for acknowledgements)")
     parser.add_argument("--name", default="breakdown", help="of the report (breakdown)")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 3)

@@ -16,9 +16,8 @@ these, a page that was asked for. Nothing is traced meanwhile.
 """
 import contextlib
 import re
-import shutil
 import statistics
-from collections import Counter, namedtuple
+from collections import namedtuple
 from typing import Any
 
 from tests.bench import bench, pictures
@@ -30,9 +29,8 @@ from tests.lab.host import EXIT_ON_MISSING, Host
 from tests.lab.lab import HIGHRES, Lab
 from tests.lab.network import Network, programs
 from tests.lab.other_qemu import PEER
-from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair, until
+from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair
 from tests.lab.paths import qemu
-from tests.lab.text import search
 
 # QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --bitmap, --peer and --fetch add to them.
 VARIANTS: dict[str, tuple[str, str | None, int]] = {
@@ -57,7 +55,6 @@ WANTED_CASE = ("disjoint", 4)
 URIS = {"tcp": "tcp:127.0.0.1:{port}", "unix": "unix:{tmp}/migration.sock"}
 TICKS_PER_S = 100       # of /proc/PID/stat
 TIMEOUT_S = 300
-STRACE_LOG = "/tmp/strace"
 
 
 class Meter:
@@ -143,82 +140,24 @@ def latencies(pair, report, tsc_khz):
             **quantiles(missed, "missed"), **quantiles(found, "found")}
 
 
-class Strace:
-    """The destination's system calls, from start to stop."""
-
-    def __init__(self, pair):
-        self.lab = pair.lab
-        self.job = self.lab.job(f"exec strace -f -y -e trace=ioctl,recvmsg,read,futex "
-                                f"-o {STRACE_LOG} -p $(cat {pair.destination.pidfile})")
-        until(lambda: " attached" in self.job.output or not self.job.running, "strace")
-        assert self.job.running, f"strace has ended:\n{self.job.output}"
-
-    def stop(self):
-        """End strace, and count: by name, calls and bytes."""
-        self.lab.run("kill -INT $(pidof strace)", check=True)
-        self.job.wait()
-        counts: Counter[str] = Counter()
-        begun: dict[str, str] = {}
-        for line in self.lab.read_file(STRACE_LOG).decode(errors="replace").splitlines():
-            thread, _, text = line.partition(" ")
-            text = text.strip()
-            if text.endswith("<unfinished ...>"):
-                begun[thread] = text.removesuffix("<unfinished ...>")
-                continue
-            if text.startswith("<... "):
-                text = begun.pop(thread, "") + text.partition("resumed>")[2]
-            call(text, counts)
-        for text in begun.values():     # that has not returned
-            call(text, counts)
-        return dict(counts)
-
-
-def call(text, counts):
-    """Count one call in strace's words."""
-    returned = re.search(r"\) += (-?\d+)[^()]*(\([^()]*\))?$", text)
-    result = int(returned[1]) if returned else 0
-    name = text.partition("(")[0]
-    uffd = re.search(r", UFFDIO_(COPY|ZEROPAGE|CONTINUE|WAKE)\b", text)
-    if uffd and uffd[1] == "WAKE":
-        counts["uffdio_wake_count"] += 1
-    elif uffd:
-        # Some versions of strace do not look into UFFDIO_CONTINUE.
-        mode = ("_dontwake" if "_MODE_DONTWAKE" in text else "" if "mode=" in text
-                else "_any_mode")
-        counts[f"uffdio_{uffd[1].lower()}{mode}_count"] += 1
-        counts["placed_page_count"] += result == 0
-        if uffd[1] == "COPY" and result == 0:
-            counts["uffdio_copy_bytes"] += int(search(r"len=(\w+)", text)[1], 0)
-    elif name == "read" and "<anon_inode:[userfaultfd]>" in text:
-        counts["uffd_read_count"] += 1
-    elif name == "recvmsg":
-        counts["recvmsg_count"] += 1
-        counts["recvmsg_bytes"] += max(result, 0)
-    elif name == "futex":
-        counts["futex_count"] += 1
-
-
 def uri_of(lab, transport):
     return URIS[transport].format(tmp=lab.tmp, port=lab.port(FIRST_MIGRATION_PORT))
 
 
-def migrate(lab, variant, case, options, network=None, count=False):
-    """One migration; its figures, or with count the destination's system calls."""
+def migrate(lab, variant, case, options, network=None):
+    """One migration; its figures."""
     qemu, exits, fetch = VARIANTS[variant]
     huge = case.backend == "hugetlb"
-    # Without channels of their own, pages that are asked for share the limit.
-    bandwidth = 0 if not options.preempt else options.background * (16 if huge else 1) * MIB
+    bandwidth = options.background * (16 if huge else 1) * MIB
     wrapper = ("busybox", "time", "-v")
     with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=case.backend,
-              capabilities=("postcopy-preempt",) * options.preempt, cpus=case.vcpus,
-              memory_mb=options.memory << huge, seed=options.seed, traced=False, fetch=fetch,
+              cpus=case.vcpus, memory_mb=options.memory << huge, seed=1, traced=False, fetch=fetch,
               wrapper=(*network.wrapper, *wrapper) if network else wrapper, **LOADS[case.load]) as pair:
         src, dst = pair.sides
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
         uri = network.uri if network else uri_of(lab, options.transport)
         dst.cmd("migrate-incoming", uri=uri)
         pair.start(uri)
-        strace = Strace(pair) if count else None
         meter = Meter(pair)
         meter.begin()
         src.cmd("migrate-start-postcopy")
@@ -226,8 +165,6 @@ def migrate(lab, variant, case, options, network=None, count=False):
         pair.finish()
         info, total = dst.cmd("query-migrate"), src.cmd("query-migrate")
         requests, demand = total["ram"]["postcopy-requests"], demand_faults(pair)
-        if strace:
-            return strace.stop() | {"demand_fault_count": demand}
         report, boot = dst.report(), src.report().the("boot")
         result = latencies(pair, report, boot["tsc_khz"]) | meter.figures()
         return result | {
@@ -240,22 +177,6 @@ def migrate(lab, variant, case, options, network=None, count=False):
             # As QEMU names them; latencies are in ns.
             "query_migrate": {k: v for k, v in info.items() if k.startswith("postcopy-")},
         }
-
-
-def table(rows, results, form):
-    """rows: (label, key, format); results: {variant: [figures]}."""
-    lines = [("", *results, *(f"{v} / stock" for v in list(results)[1:]))]
-    for label, key, unit in rows:
-        values = {v: [r[key] for r in runs if r.get(key) is not None]
-                  for v, runs in results.items()}
-        if not any(any(of) for of in values.values()):
-            continue
-        middle = {v: statistics.median(of) if of else None for v, of in values.items()}
-        cells = ["-" if middle[v] is None else form(unit, middle[v], values[v]) for v in results]
-        first, *others = middle.values()
-        ratios = ["-" if not first or other is None else f"{other / first:.2f}" for other in others]
-        lines.append((label, *cells, *ratios))
-    return "\n".join(aligned(lines))
 
 
 MEASURED = (
@@ -280,39 +201,30 @@ MEASURED = (
     ("downtime (ms)", "downtime_ms", "{:.0f}"),
     ("total time (ms)", "total_time_ms", "{:.0f}"),
 )
-COUNTED = (
-    ("pages placed (count)", "placed_page_count", None),
-    *((f"UFFDIO_{name}", f"uffdio_{name.lower()}_count", 1) for name in (
-        "COPY", "COPY_DONTWAKE", "ZEROPAGE", "ZEROPAGE_DONTWAKE", "CONTINUE", "CONTINUE_DONTWAKE",
-        "CONTINUE_ANY_MODE", "WAKE")),
-    ("bytes by UFFDIO_COPY", "uffdio_copy_bytes", 1),
-    ("reads of userfaultfd", "uffd_read_count", 1),
-    ("recvmsg", "recvmsg_count", 1),
-    ("bytes by recvmsg", "recvmsg_bytes", 1),
-    ("futex", "futex_count", 1),
-)
-
-
 def name_of(case):
     return f"{case.backend} memory, {case.load} load, {case.vcpus} vCPUs"
 
 
-def show(measured, counted, rounds):
+def table(results):
+    """results: {variant: [figures]}."""
+    lines = [("", *results, *(f"{v} / stock" for v in list(results)[1:]))]
+    for label, key, unit in MEASURED:
+        values = {v: [r[key] for r in runs if r.get(key) is not None] for v, runs in results.items()}
+        if not any(any(of) for of in values.values()):
+            continue
+        middle = {v: statistics.median(of) if of else None for v, of in values.items()}
+        cells = ["-" if (m := middle[v]) is None else
+                 f"{unit.format(m)} ({unit.format(min(of))}..{unit.format(max(of))})" for v, of in values.items()]
+        first, *others = middle.values()
+        ratios = ["-" if not first or other is None else f"{other / first:.2f}" for other in others]
+        lines.append((label, *cells, *ratios))
+    return "\n".join(aligned(lines))
+
+
+def show(measured, rounds):
     for case, results in measured.items():
         print(f"\n{name_of(case)}, {rounds} rounds: median (min..max)\n")
-        print(table(MEASURED, results, lambda unit, middle, values: (
-            f"{unit.format(middle)} ({unit.format(min(values))}..{unit.format(max(values))})")))
-    for case, results in counted.items():
-        pages = {v: of["placed_page_count"] for v, of in results.items()}
-        per_page = {v: [of | {key: of.get(key, 0) / pages[v] for _, key, unit in COUNTED if unit}]
-                    for v, of in results.items()}
-        print(f"\n{name_of(case)}, one run under strace: the destination's, per placed page\n")
-        print(table(COUNTED, per_page,
-                    lambda unit, n, _: f"{n:.3f}" if unit and n < 1000 else f"{n:.0f}"))
-        for variant, of in results.items():
-            ioctls = sum(n for key, n in of.items() if key.startswith("uffdio_") and key.endswith("_count"))
-            print(f"{variant}: {ioctls / of['demand_fault_count']:.2f} ioctls of userfaultfd, "
-                  f"{of.get('futex_count', 0) / of['demand_fault_count']:.2f} futex per fault")
+        print(table(results))
 
 
 def verdicts(measured):
@@ -357,10 +269,9 @@ def where(options):
     if options.host:
         return Host(options.accel, hugepages)
     say("boot the lab")
-    strace = shutil.which("strace")
     return Lab(name="bench", memory_mb=2048 + 6 * options.memory, hugepages=hugepages,
                append=HIGHRES if options.network else "", icount=options.icount,
-               extra=[*([strace] if options.count and strace else []), *(programs() if options.network else [])])
+               extra=programs() if options.network else [])
 
 
 def offers(place, variant):
@@ -369,8 +280,6 @@ def offers(place, variant):
 
 
 def run(options):
-    if options.count and not shutil.which("strace"):
-        raise ProgramError("no strace: scripts/deps lab")
     about = bench.about()
     place = where(options)
     if options.peer:
@@ -386,7 +295,6 @@ def run(options):
     cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus)
              for backend in options.backends for load in options.load or [None] for vcpus in options.cpus]
     measured: dict[Case, dict[str, list[Figures]]] = {case: {variant: [] for variant in names} for case in cases}
-    counted: dict[Case, dict[str, Figures]] = {case: {} for case in cases} if options.count else {}
     with place as lab:
         if options.peer:
             other_qemu.put(lab)
@@ -399,17 +307,12 @@ def run(options):
                     say(f"round {n + 1} of {options.rounds}: {name_of(case)}, {variant}")
                     with offers(lab, variant):
                         measured[case][variant].append(migrate(lab, variant, case, options, network))
-        for case in counted:
-            for variant in names:
-                say(f"count system calls: {name_of(case)}, {variant}")
-                with offers(lab, variant):
-                    counted[case][variant] = migrate(lab, variant, case, options, network, count=True)
-    publish(options, about, network, measured if options.rounds else {}, counted)
+    publish(options, about, network, measured)
 
 
-def publish(options, about, network, measured, counted):
-    settings = {"icount": options.icount, "memory_mib": options.memory, "seed": options.seed,
-                "preempt": options.preempt, "background_mib_per_s": options.background,
+def publish(options, about, network, measured):
+    settings = {"icount": options.icount, "memory_mib": options.memory,
+                "background_mib_per_s": options.background,
                 "transport": options.transport, "rounds_count": options.rounds}
     transport = {"tcp": "TCP within one machine", "unix": "a unix socket"}[options.transport]
     if network:
@@ -417,36 +320,28 @@ def publish(options, about, network, measured, counted):
                      "ping_round_trip_us": network.round_trip_us}
         transport = (f"TCP through a link with {options.delay} us of delay in each direction and "
                      f"{options.bandwidth or 'unlimited'} Mbit/s; ping took {network.round_trip_us:.0f} us")
-    title = (f"Post-copy, {'with' if options.preempt else 'without'} postcopy-preempt, "
-             f"{'on this host' if options.host else 'in the lab'}: "
+    title = (f"Post-copy, with postcopy-preempt, {'on this host' if options.host else 'in the lab'}: "
              f"{', '.join(map(str, options.cpus))} vCPUs"
              + (f", {', '.join(options.load)} load" if options.load else "")
              + (", a link with delay" if network else "") + bench.icount_title(options))
     text = (f"{options.memory} MiB of guest (hugetlb: twice as much); {transport}.\n"
-            f"```{bench.printed(show, measured, counted, options.rounds)}```\n"
+            f"```{bench.printed(show, measured, options.rounds)}```\n"
             + "\n".join(f"* {line}" for line in verdicts(measured)))
-
-    def keyed(results):
-        return [case._asdict() | {"variants": of} for case, of in results.items()]
-    bench.write(options.name, {"about": about, "settings": settings, "runs": keyed(measured),
-                               "system_calls": keyed(counted)},
-                title, text, draw(options.name, title, measured) if measured else ())
+    runs = [case._asdict() | {"variants": of} for case, of in measured.items()]
+    bench.write(options.name, {"about": about, "settings": settings, "runs": runs},
+                title, text, draw(options.name, title, measured))
 
 
 def main():
     parser = cli.parser(__doc__)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="kinds of memory (all)")
-    parser.add_argument("--rounds", type=int, help="migrations of each kind (5); 0: only --count")
+    parser.add_argument("--rounds", type=int, help="migrations of each kind (5)")
     parser.add_argument("--quick", action="store_true", help="2 rounds, anonymous memory")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--host", action="store_true",
                        help=f"on this machine, not in the lab; exits on only if its KVM has {EXIT_ON_MISSING}")
     bench.add_icount(place)
     parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
-    parser.add_argument("--count", action="store_true",
-                        help="then once more under strace, to count the destination's system calls")
-    parser.add_argument("--no-preempt", dest="preempt", action="store_false",
-                        help="without postcopy-preempt")
     parser.add_argument("--transport", choices=URIS, default="tcp", help="of the migration (tcp)")
     parser.add_argument("--cpus", nargs="+", type=int, default=[4], help="vCPUs of the guest (4)")
     parser.add_argument("--memory", type=int, default=32, metavar="MIB",
@@ -464,7 +359,6 @@ def main():
                         help="microseconds that each direction of a link between the QEMUs takes")
     parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT", help="of such a link, per second")
     parser.add_argument("--name", help="of the report (postcopy)")
-    parser.add_argument("--seed", type=int, default=1, help="of contents and order (1)")
     options = parser.parse_args()
     options.backends = options.backends or list(BACKENDS)[:1 if options.quick else None]
     options.network = options.delay is not None or bool(options.bandwidth)

@@ -101,7 +101,7 @@ def quantile(times, share):
 def measure(lab, variant, case, options):
     """One snapshot; its figures."""
     with Machine(lab, variant, case["memory"], case["guest_mib"], options.cpus, wrapper=lab.huge_pages(case["thp"]),
-                 mem=case["written_mib"], seed=options.seed, time=1) as machine:
+                 mem=case["written_mib"], seed=1, time=1) as machine:
         side = machine.side
         boot = side.wait_event("boot")
         time.sleep(options.settle)
@@ -211,7 +211,7 @@ def run(options):
             f"{bench.printed(show, results)}```")
     where = ("snapshot-lab", "in the lab") if options.lab else ("snapshot", "on the host's kernel")
     bench.write(where[0], {
-        "about": about, "settings": {"vcpus_count": options.cpus, "seed": options.seed,
+        "about": about, "settings": {"vcpus_count": options.cpus, "seed": 1,
                                      "rounds_count": options.rounds, "settle_s": options.settle,
                                      "ways_mib": options.ways_mib},
         "protect": [{"thp": thp, "way": way, "published_us": PUBLISHED_US[thp].get(way), "runs": of}
@@ -229,7 +229,6 @@ def main():
                         help="cases whose name has it, like 'THP on'")
     parser.add_argument("--rounds", type=int, help="snapshots of each case (3)")
     parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
-    parser.add_argument("--seed", type=int, default=1, help="of contents and order (1)")
     parser.add_argument("--settle", type=float, default=1, metavar="S",
                         help="let the guest write for so long before (1)")
     parser.add_argument("--lab", action="store_true", help="in the lab, not on this host")
