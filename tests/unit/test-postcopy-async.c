@@ -9,73 +9,19 @@
 #include "qemu/timer.h"
 #include "../migration/postcopy/async-tokens.h"
 
-#define PAGE 4096
 #define PAGES 4096
 #define VCPUS 4
 #define ROUNDS 4
 
-static struct {
-    /* Under the lock of the requests */
-    bool received_map[PAGES];
-    /* In the order in which they were asked for, then -1.  Atomic. */
-    int asked[PAGES + 1];
-    int n_asked;
-} mem;
-
-static char host_memory[PAGES * PAGE];
-static RAMBlock *const block = (RAMBlock *)&mem;
-
-static PostcopyPage page_of(unsigned page)
-{
-    return (PostcopyPage) {
-        block, page * PAGE, host_memory + page * PAGE, PAGE
-    };
-}
-
-static bool test_received(const PostcopyPage *page)
-{
-    return mem.received_map[page->start / PAGE];
-}
-
-static void test_set_received(const PostcopyPage *page)
-{
-    mem.received_map[page->start / PAGE] = true;
-}
-
-static const PostcopyRequestOps ops = {
-    .received = test_received,
-    .set_received = test_set_received,
-};
-
-static PostcopyRequests *setup(void)
-{
-    PostcopyRequests *r = postcopy_requests_new(&ops);
-
-    memset(&mem, 0, sizeof(mem));
-    memset(mem.asked, -1, sizeof(mem.asked));
-    postcopy_requests_start(r);
-    return r;
-}
+#include "postcopy-common.h"
 
 static PostcopyPageState begin(PostcopyRequests *r, unsigned n,
                                PostcopyToken *t)
 {
     PostcopyPage page = page_of(n);
     PostcopyFault fault = { .cpu = 0, .waiter = &t->waiter };
-    PostcopyPageState state;
 
-    state = postcopy_request_begin(r, &page, &fault);
-    if (state == POSTCOPY_PAGE_REQUEST) {
-        qatomic_set(&mem.asked[qatomic_fetch_inc(&mem.n_asked)], n);
-    }
-    return state;
-}
-
-static void come(PostcopyRequests *r, unsigned n)
-{
-    PostcopyPage page = page_of(n);
-
-    postcopy_request_complete(r, &page, 1, POSTCOPY_PLACE_COPY, false);
+    return postcopy_request_begin(r, &page, &fault);
 }
 
 static void count_kick(void *opaque)
@@ -93,7 +39,7 @@ typedef struct Fixture {
 
 static void fixture_begin(Fixture *f, gconstpointer data)
 {
-    f->r = setup();
+    f->r = requests_start(NULL);
     f->v = postcopy_async_vcpus_new(1);
     f->kicks = 0;
     postcopy_async_attach(f->v, 0, count_kick, &f->kicks);
@@ -158,7 +104,7 @@ static void test_page_comes_after(Fixture *f, gconstpointer data)
 
     no_token_is_sent(f);
     g_assert_cmpuint(outstanding(f->v), ==, 1);
-    come(f->r, 1);
+    complete(f->r, 1);
     g_assert_cmpuint(f->kicks, ==, 1);
     send_and_take(f, number);
     g_assert_cmpuint(outstanding(f->v), ==, 0);
@@ -170,7 +116,7 @@ static void test_page_comes_before(Fixture *f, gconstpointer data)
     PostcopyToken *t = ask(f, 1);
 
     g_assert_false(postcopy_async_come(t));
-    come(f->r, 1);
+    complete(f->r, 1);
     g_assert_true(postcopy_async_come(t));
     postcopy_async_announced(t, false);
     g_assert_cmpuint(f->kicks, ==, 0);
@@ -187,7 +133,7 @@ static void test_page_comes_while_it_is_announced(Fixture *f,
     g_assert_cmpuint(outstanding(f->v), ==, 0);
     g_assert_false(postcopy_async_idle(f->v));
     /* The guest has the exception already, but the core does not know */
-    come(f->r, 1);
+    complete(f->r, 1);
     no_token_is_sent(f);
     postcopy_async_announced(t, true);
     send_and_take(f, t->number);
@@ -197,7 +143,7 @@ static void test_page_comes_while_it_is_announced(Fixture *f,
 static void test_not_announced(Fixture *f, gconstpointer data)
 {
     postcopy_async_announced(ask(f, 1), false);
-    come(f->r, 1);
+    complete(f->r, 1);
     no_token_is_sent(f);
     g_assert_cmpuint(f->kicks, ==, 0);
 }
@@ -208,8 +154,8 @@ static void test_withdraw(Fixture *f, gconstpointer data)
     uint32_t number = announce(f, 3);
 
     /* Its page has come, while that of another one has, too */
-    come(f->r, 1);
-    come(f->r, 3);
+    complete(f->r, 1);
+    complete(f->r, 3);
     g_assert_true(postcopy_async_withdraw(f->v, number));
     g_assert_false(postcopy_async_withdraw(f->v, number));
     send_and_take(f, before);
@@ -220,13 +166,13 @@ static void test_withdraw(Fixture *f, gconstpointer data)
     g_assert_cmpuint(outstanding(f->v), ==, 0);
     g_assert_false(postcopy_async_idle(f->v));
     number = announce(f, 2);
-    come(f->r, 2);
+    complete(f->r, 2);
     send_and_take(f, number);
     g_assert_true(postcopy_async_idle(f->v));
 
     /* It has been sent */
     number = announce(f, 4);
-    come(f->r, 4);
+    complete(f->r, 4);
     postcopy_async_sent(f->v);
     g_assert_false(postcopy_async_withdraw(f->v, number));
     postcopy_async_taken(f->v);
@@ -236,7 +182,7 @@ static void test_page_was_received(Fixture *f, gconstpointer data)
 {
     PostcopyToken *t;
 
-    come(f->r, 1);
+    complete(f->r, 1);
     t = postcopy_async_get(f->v, host_memory + PAGE);
     g_assert_cmpint(begin(f->r, 1, t), ==, POSTCOPY_PAGE_RECEIVED);
     postcopy_async_put(t);
@@ -246,9 +192,9 @@ static void test_order(Fixture *f, gconstpointer data)
 {
     uint32_t a = announce(f, 1), b = announce(f, 2), c = announce(f, 3);
 
-    come(f->r, 2);
-    come(f->r, 3);
-    come(f->r, 1);
+    complete(f->r, 2);
+    complete(f->r, 3);
+    complete(f->r, 1);
     g_assert_cmpuint(postcopy_async_next(f->v), ==, b);
     postcopy_async_sent(f->v);
     /* The slot is in use: the same one is next for as long as it is */
@@ -266,7 +212,7 @@ static void test_same_page(Fixture *f, gconstpointer data)
     uint32_t a = announce(f, 1), b = announce(f, 1);
 
     g_assert_cmpuint(a, !=, b);
-    come(f->r, 1);
+    complete(f->r, 1);
     send_and_take(f, a);
     send_and_take(f, b);
 }
@@ -278,7 +224,7 @@ static void test_numbers(Fixture *f, gconstpointer data)
 
     /* One is in the guest's slot for all the time */
     number = announce(f, 0);
-    come(f->r, 0);
+    complete(f->r, 0);
     postcopy_async_sent(f->v);
 
     for (unsigned i = 1; i < 1000; i++) {
@@ -300,8 +246,8 @@ static void test_numbers(Fixture *f, gconstpointer data)
             }
         }
         for (unsigned j = 1; j < POSTCOPY_ASYNC_TOKENS; j++) {
-            come(f->r, j);
-            mem.received_map[j] = false;
+            complete(f->r, j);
+            received_map[j] = false;
         }
     }
     postcopy_async_taken(f->v);
@@ -314,18 +260,18 @@ static void test_forget(Fixture *f, gconstpointer data)
     announce(f, 1);
     announce(f, 2);
     announce(f, 3);
-    come(f->r, 1);
+    complete(f->r, 1);
     postcopy_async_sent(f->v);
-    come(f->r, 2);
+    complete(f->r, 2);
     postcopy_async_forget(f->v);
     no_token_is_sent(f);
     g_assert_cmpuint(outstanding(f->v), ==, 0);
 
     /* The guest begins anew */
     number = announce(f, 4);
-    come(f->r, 3);
+    complete(f->r, 3);
     no_token_is_sent(f);
-    come(f->r, 4);
+    complete(f->r, 4);
     /* What was in the slot is none of ours any more */
     postcopy_async_taken(f->v);
     send_and_take(f, number);
@@ -335,7 +281,7 @@ static void test_detach(Fixture *f, gconstpointer data)
 {
     announce(f, 1);
     postcopy_async_detach(f->v);
-    come(f->r, 1);
+    complete(f->r, 1);
     g_assert_cmpuint(f->kicks, ==, 0);
     no_token_is_sent(f);
 }
@@ -353,16 +299,16 @@ static void test_halt(Fixture *f, gconstpointer data)
     /* The interrupt's handler misses another page, which comes later */
     other = ask(f, 2);
     g_assert_true(postcopy_async_halt(other));
-    come(f->r, 1);
+    complete(f->r, 1);
     g_assert_cmpuint(f->kicks, ==, 0);
-    come(f->r, 2);
+    complete(f->r, 2);
     g_assert_cmpuint(f->kicks, ==, 1);
     g_assert_null(postcopy_async_halted(f->v, host_memory + PAGE));
     no_token_is_sent(f);
 
     /* The page comes before */
     t = ask(f, 3);
-    come(f->r, 3);
+    complete(f->r, 3);
     g_assert_false(postcopy_async_halt(t));
     g_assert_cmpuint(f->kicks, ==, 1);
 
@@ -370,7 +316,7 @@ static void test_halt(Fixture *f, gconstpointer data)
     t = ask(f, 4);
     g_assert_true(postcopy_async_halt(t));
     postcopy_async_forget(f->v);
-    come(f->r, 4);
+    complete(f->r, 4);
     g_assert_cmpuint(f->kicks, ==, 2);
 }
 
@@ -392,6 +338,9 @@ typedef struct Guest {
 
 /* Atomic */
 static unsigned guests_left;
+/* Pages in the order in which they were asked for, then -1.  Atomic. */
+static int asked[PAGES + 1];
+static int n_asked;
 static QemuEvent asked_event;
 
 static void kick_guest(void *opaque)
@@ -428,6 +377,7 @@ static void *guest_thread(void *opaque)
 
     for (unsigned i = 0; i < PAGES / 2; i++) {
         unsigned page = (i * 7 + g->index * 1021) % PAGES;
+        PostcopyPageState state;
         PostcopyToken *t;
         bool halt = i % 5 == 0;
 
@@ -443,9 +393,13 @@ static void *guest_thread(void *opaque)
             g_usleep(10);
             continue;
         }
-        if (begin(g->r, page, t) == POSTCOPY_PAGE_RECEIVED) {
+        state = begin(g->r, page, t);
+        if (state == POSTCOPY_PAGE_RECEIVED) {
             postcopy_async_put(t);
             continue;
+        }
+        if (state == POSTCOPY_PAGE_REQUEST) {
+            qatomic_set(&asked[qatomic_fetch_inc(&n_asked)], page);
         }
         qemu_event_set(&asked_event);
         if (halt) {
@@ -485,10 +439,10 @@ static void place_all(PostcopyRequests *r)
 
         qemu_event_reset(&asked_event);
         last = !qatomic_read(&guests_left);
-        page = qatomic_read(&mem.asked[done]);
+        page = qatomic_read(&asked[done]);
         if (page >= 0) {
             done++;
-            come(r, page);
+            complete(r, page);
         } else if (last) {
             break;
         } else {
@@ -500,12 +454,14 @@ static void place_all(PostcopyRequests *r)
 static void test_threads(void)
 {
     for (unsigned round = 0; round < ROUNDS; round++) {
-        PostcopyRequests *r = setup();
+        PostcopyRequests *r = requests_start(NULL);
         PostcopyAsyncVCPU *vcpus = postcopy_async_vcpus_new(VCPUS);
         Guest guests[VCPUS] = { };
         unsigned announced = 0;
 
         guests_left = VCPUS;
+        n_asked = 0;
+        memset(asked, -1, sizeof(asked));
         qemu_event_init(&asked_event, false);
         for (unsigned i = 0; i < VCPUS; i++) {
             Guest *g = &guests[i];
@@ -516,8 +472,7 @@ static void test_threads(void)
             g->sleeping = g_hash_table_new(NULL, NULL);
             qemu_event_init(&g->kicked, false);
             postcopy_async_attach(g->v, i, kick_guest, g);
-            qemu_thread_create(&g->thread, "guest", guest_thread, g,
-                               QEMU_THREAD_JOINABLE);
+            start_thread(&g->thread, guest_thread, g);
         }
         place_all(r);
         for (unsigned i = 0; i < VCPUS; i++) {

@@ -14,7 +14,6 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include "qemu/atomic.h"
-#include "qemu/thread.h"
 #include "qemu/units.h"
 #include "qemu/userfaultfd.h"
 #include "exec/cpu-common.h"
@@ -29,14 +28,17 @@
 
 #define PAGES 2048
 #define READERS 6
+#define PAGE page_size
+#define host_memory ram
+
+static size_t page_size;
+static char *ram;
+
+#include "postcopy-common.h"
 
 static unsigned patience = 20;      /* seconds until a reader sleeps for ever */
 static bool break_wake_rule;        /* do not wake who would sleep for ever */
-static RAMBlock *const block;
-static size_t page_size;
-static char *ram;
 static char *mirror;                /* NULL for anonymous memory */
-static bool received_map[PAGES];    /* under the lock of PostcopyRequests */
 static PostcopyRequests *requests;
 static int ufd;
 static bool quit;                   /* atomic */
@@ -69,28 +71,6 @@ bool migration_inject_fail(const char *point)
 }
 #endif
 
-static PostcopyPage page_of(unsigned page)
-{
-    return (PostcopyPage) {
-        block, page * page_size, ram + page * page_size, page_size
-    };
-}
-
-static bool test_received(const PostcopyPage *page)
-{
-    return received_map[page->start / page_size];
-}
-
-static void test_set_received(const PostcopyPage *page)
-{
-    received_map[page->start / page_size] = true;
-}
-
-static const PostcopyRequestOps ops = {
-    .received = test_received,
-    .set_received = test_set_received,
-};
-
 static void place(unsigned page)
 {
     g_autofree uintptr_t *from = g_malloc0(page_size);
@@ -117,11 +97,6 @@ static void place(unsigned page)
                                    claim.uffd), ==, 0);
 }
 
-static void ask(unsigned page)
-{
-    g_assert_cmpint(write(asked[1], &page, sizeof(page)), ==, sizeof(page));
-}
-
 static void *fault_thread(void *opaque)
 {
     struct pollfd pfd = { .fd = ufd, .events = POLLIN };
@@ -139,7 +114,7 @@ static void *fault_thread(void *opaque)
         switch (postcopy_request_begin(requests, &p, &(PostcopyFault) {
                     .cpu = -1, .tid = msg.arg.pagefault.feat.ptid })) {
         case POSTCOPY_PAGE_REQUEST:
-            ask(page);
+            send_page(asked[1], page);
             break;
         case POSTCOPY_PAGE_RECEIVED:
             if (!break_wake_rule) {
@@ -159,10 +134,7 @@ static void *urgent_thread(void *opaque)
 {
     unsigned page;
 
-    while (read(asked[0], &page, sizeof(page)) == sizeof(page)) {
-        if (page == PAGES) {
-            break;
-        }
+    while ((page = receive_page(asked[0])) != PAGES) {
         place(page);
     }
     return NULL;
@@ -188,7 +160,6 @@ static void start(bool shared)
     int fd = -1;
 
     page_size = qemu_real_host_page_size();
-    memset(received_map, 0, sizeof(received_map));
     wakes = 0;
     qatomic_set(&quit, false);
     if (shared) {
@@ -210,8 +181,7 @@ static void start(bool shared)
     if (fd >= 0) {
         close(fd);
     }
-    requests = postcopy_requests_new(&ops);
-    postcopy_requests_start(requests);
+    requests = requests_start(NULL);
     g_assert_true(g_unix_open_pipe(asked, FD_CLOEXEC, NULL));
 }
 
@@ -234,13 +204,10 @@ static void test_nobody_sleeps_on(const void *shared)
 
     start(shared);
     alarm(patience);
-    qemu_thread_create(&faults, "faults", fault_thread, NULL,
-                       QEMU_THREAD_JOINABLE);
-    qemu_thread_create(&urgent, "urgent", urgent_thread, NULL,
-                       QEMU_THREAD_JOINABLE);
+    start_thread(&faults, fault_thread, NULL);
+    start_thread(&urgent, urgent_thread, NULL);
     for (unsigned i = 0; i < READERS; i++) {
-        qemu_thread_create(&readers[i], "reader", reader_thread,
-                           GUINT_TO_POINTER(i), QEMU_THREAD_JOINABLE);
+        start_thread(&readers[i], reader_thread, GUINT_TO_POINTER(i));
     }
     /* The background stream, which places some pages for the second time */
     for (unsigned page = 0; page < PAGES; page++) {
@@ -252,7 +219,7 @@ static void test_nobody_sleeps_on(const void *shared)
     alarm(0);
     qatomic_set(&quit, true);
     qemu_thread_join(&faults);
-    ask(PAGES);
+    send_page(asked[1], PAGES);
     qemu_thread_join(&urgent);
     g_test_message("%d faults were read after their page had come", wakes);
     end();
@@ -270,12 +237,10 @@ static void test_late_fault(const void *shared)
     for (unsigned page = 1; page < PAGES; page++) {
         place(page);
     }
-    qemu_thread_create(&reader, "reader", reader_thread, NULL,
-                       QEMU_THREAD_JOINABLE);
+    start_thread(&reader, reader_thread, NULL);
     g_assert_cmpint(poll(&pfd, 1, -1), ==, 1);
     place(0);
-    qemu_thread_create(&faults, "faults", fault_thread, NULL,
-                       QEMU_THREAD_JOINABLE);
+    start_thread(&faults, fault_thread, NULL);
     qemu_thread_join(&reader);
     alarm(0);
     qatomic_set(&quit, true);
@@ -401,9 +366,7 @@ static void test_esrch(void)
     g_assert_cmpint(waitpid(child, &status, 0), ==, child);
     g_assert_cmpint(status, ==, 0);
 
-    requests = postcopy_requests_new(&ops);
-    postcopy_requests_start(requests);
-    memset(received_map, 0, sizeof(received_map));
+    requests = requests_start(NULL);
     page_size = qemu_real_host_page_size();
     /* Any address: there is none any more */
     page = page_of(0);
@@ -488,8 +451,7 @@ static void test_eagain(void)
     start(false);
 
     /* While somebody waits for an event to be read, nothing can be placed */
-    qemu_thread_create(&remover, "remover", remove_page, NULL,
-                       QEMU_THREAD_JOINABLE);
+    start_thread(&remover, remove_page, NULL);
     pfd = (struct pollfd) { .fd = ufd, .events = POLLIN };
     g_assert_cmpint(poll(&pfd, 1, -1), ==, 1);
     from = g_malloc0(2 * page_size);
@@ -499,8 +461,7 @@ static void test_eagain(void)
     g_assert_cmpint(ioctl(ufd, UFFDIO_COPY, &copy), ==, -1);
     g_assert_cmpint(errno, ==, EAGAIN);
     g_assert_cmpint(copy.copy, ==, -EAGAIN);
-    qemu_thread_create(&reader, "reader", read_event, NULL,
-                       QEMU_THREAD_JOINABLE);
+    start_thread(&reader, read_event, NULL);
     place(6);
     qemu_thread_join(&reader);
     qemu_thread_join(&remover);

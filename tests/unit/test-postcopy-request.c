@@ -9,53 +9,16 @@
 #include "qemu/atomic.h"
 #include "qemu/bitmap.h"
 #include "qemu/timer.h"
-#include "../migration/postcopy/request.h"
 
-#define PAGE 4096
 #define PAGES 512
 #define VCPUS 8
 #define ROUNDS 20
 
-/*
- * Neither data nor received_map is atomic: ThreadSanitizer finds it if the
- * order "placed, received, woken" is not kept.
- */
-static struct {
-    unsigned data[PAGES];
-    bool received_map[PAGES];
-    unsigned asked[PAGES];
-} mem;
+#include "postcopy-common.h"
 
-/* Any distinct addresses will do */
-static char host_memory[PAGES * PAGE];
-static RAMBlock *const block = (RAMBlock *)&mem;
-
-static PostcopyPage page_of(unsigned page)
-{
-    return (PostcopyPage) {
-        block, page * PAGE, host_memory + page * PAGE, PAGE
-    };
-}
-
-static void check_page(const PostcopyPage *page)
-{
-    g_assert(page->rb == block);
-    g_assert_cmpuint((char *)page->host - host_memory, ==, page->start);
-    g_assert_cmpuint(page->size, ==, PAGE);
-}
-
-static bool test_received(const PostcopyPage *page)
-{
-    check_page(page);
-    return mem.received_map[page->start / PAGE];
-}
-
-static void test_set_received(const PostcopyPage *page)
-{
-    check_page(page);
-    mem.received_map[page->start / PAGE] = true;
-}
-
+/* Not atomic: see received_map */
+static unsigned data[PAGES];
+static unsigned asked[PAGES];
 static unsigned sender_woken;
 
 static void test_deferred(void)
@@ -63,19 +26,11 @@ static void test_deferred(void)
     sender_woken++;
 }
 
-static const PostcopyRequestOps ops = {
-    .received = test_received,
-    .set_received = test_set_received,
-    .deferred = test_deferred,
-};
-
 static PostcopyRequests *setup(void)
 {
-    PostcopyRequests *r = postcopy_requests_new(&ops);
-
-    memset(&mem, 0, sizeof(mem));
-    postcopy_requests_start(r);
-    return r;
+    memset(data, 0, sizeof(data));
+    memset(asked, 0, sizeof(asked));
+    return requests_start(test_deferred);
 }
 
 /* By thread @tid, which is a vCPU's if it has a waiter */
@@ -98,13 +53,6 @@ static PostcopyPageState begin(PostcopyRequests *r, unsigned page,
     /* Each vCPU has its thread, all other faults are of different ones */
     return begin_by(r, page, waiter,
                     waiter ? (uintptr_t)waiter : qatomic_inc_fetch(&others));
-}
-
-static void complete(PostcopyRequests *r, unsigned n)
-{
-    PostcopyPage page = page_of(n);
-
-    postcopy_request_complete(r, &page, 1, POSTCOPY_PLACE_COPY, false);
 }
 
 /* How often each page is in the list of outstanding ones */
@@ -263,9 +211,9 @@ static void test_claim_run(void)
                                             true));
     g_assert_true(postcopy_request_wait(r, &waiter));
     for (unsigned page = 3; page < 9; page++) {
-        g_assert_true(mem.received_map[page]);
+        g_assert_true(received_map[page]);
     }
-    g_assert_false(mem.received_map[9]);
+    g_assert_false(received_map[9]);
 
     /* Zeros: the page of a vCPU alone, since it has to be writable */
     for (unsigned page = 20; page < 23; page++) {
@@ -292,7 +240,7 @@ static void test_run(void)
     PostcopyPage run = page_of(20);
 
     for (int page = 0; page < PAGES; page++) {
-        mem.received_map[page] = page != 18 && page != 29;
+        received_map[page] = page != 18 && page != 29;
     }
     postcopy_requests_run(r, &run, PAGES * PAGE, WINDOW);
     g_assert_cmpuint(run.start, ==, 19 * PAGE);
@@ -447,8 +395,7 @@ static void test_waiters(void)
         postcopy_waiter_init(&waits[i].waiter);
         g_assert_cmpint(begin(r, 7, &waits[i].waiter), ==,
                         i ? POSTCOPY_PAGE_REQUESTED : POSTCOPY_PAGE_REQUEST);
-        qemu_thread_create(&threads[i], "wait", wait_fn, &waits[i],
-                           QEMU_THREAD_JOINABLE);
+        start_thread(&threads[i], wait_fn, &waits[i]);
     }
     complete(r, 7);
     for (int i = 0; i < VCPUS; i++) {
@@ -477,7 +424,7 @@ static void test_stop_wakes(void)
 
     postcopy_waiter_init(&w.waiter);
     begin(r, 1, &w.waiter);
-    qemu_thread_create(&thread, "wait", wait_fn, &w, QEMU_THREAD_JOINABLE);
+    start_thread(&thread, wait_fn, &w);
     g_assert_false(postcopy_requests_wait_empty(r, 1));
     postcopy_requests_stop(r);
     qemu_thread_join(&thread);
@@ -551,11 +498,11 @@ static void test_stop_waits(void)
     begin(r, 0, NULL);
     g_assert_true(postcopy_requests_enter(r));
     g_assert_true(claim(r, 0, &uffd, &vcpu));
-    qemu_thread_create(&thread, "stop", stop_fn, r, QEMU_THREAD_JOINABLE);
+    start_thread(&thread, stop_fn, r);
     while (begin(r, 1, NULL) != POSTCOPY_PAGE_RECEIVED) {
         /* not stopped yet */
     }
-    g_assert_false(mem.received_map[0]);
+    g_assert_false(received_map[0]);
     g_assert_cmpuint(postcopy_requests_outstanding(r, &(PostcopyOldest) { }),
                      >, 0);
     complete(r, 0);
@@ -565,7 +512,7 @@ static void test_stop_waits(void)
     g_assert_false(qatomic_read(&stopped));
     postcopy_requests_leave(r);
     qemu_thread_join(&thread);
-    g_assert_true(mem.received_map[0]);
+    g_assert_true(received_map[0]);
     g_assert_false(claim(r, 1, &uffd, &vcpu));
     postcopy_requests_free(r);
 }
@@ -585,8 +532,7 @@ static void test_wait_empty(void)
     QemuThread thread;
 
     begin(r, 1, NULL);
-    qemu_thread_create(&thread, "complete", complete_fn, r,
-                       QEMU_THREAD_JOINABLE);
+    start_thread(&thread, complete_fn, r);
     g_assert_true(postcopy_requests_wait_empty(r, 60 * 1000));
     g_assert_cmpint(g_get_monotonic_time() - begun_us, <, 30 * G_USEC_PER_SEC);
     qemu_thread_join(&thread);
@@ -606,7 +552,7 @@ static void test_kick(void)
     /* An old kick is forgotten, a kick since begin() is not */
     postcopy_waiter_kick(&w.waiter);
     begin(r, 1, &w.waiter);
-    qemu_thread_create(&thread, "wait", wait_fn, &w, QEMU_THREAD_JOINABLE);
+    start_thread(&thread, wait_fn, &w);
     g_usleep(20 * 1000);
     postcopy_waiter_kick(&w.waiter);
     qemu_thread_join(&thread);
@@ -639,7 +585,7 @@ static void test_perf(void)
     double ns;
 
     for (unsigned i = 0; i < FAULTS; i++) {
-        mem.received_map[1] = false;
+        received_map[1] = false;
         begin(r, 1, NULL);
         complete(r, 1);
     }
@@ -662,24 +608,10 @@ static void test_perf(void)
 typedef struct Stress {
     PostcopyRequests *r;
     PostcopyWaiter waiters[VCPUS];
-    /* Page numbers, in a pipe: ThreadSanitizer knows what a pipe orders */
     int wire[2];
     int vcpus_left;
     uint64_t kicked;
 } Stress;
-
-static void wire_send(Stress *s, unsigned page)
-{
-    g_assert_cmpint(write(s->wire[1], &page, sizeof(page)), ==, sizeof(page));
-}
-
-static unsigned wire_receive(Stress *s)
-{
-    unsigned page;
-
-    g_assert_cmpint(read(s->wire[0], &page, sizeof(page)), ==, sizeof(page));
-    return page;
-}
 
 typedef struct VCPU {
     Stress *s;
@@ -700,13 +632,13 @@ static void *stress_vcpu(void *opaque)
 
         while ((state = begin(s->r, page, waiter)) != POSTCOPY_PAGE_RECEIVED) {
             if (state == POSTCOPY_PAGE_REQUEST) {
-                wire_send(s, page);
+                send_page(s->wire[1], page);
             }
             if (!postcopy_request_wait(s->r, waiter)) {
                 qatomic_inc(&s->kicked);
             }
         }
-        g_assert_cmpuint(mem.data[page], ==, page + 1);
+        g_assert_cmpuint(data[page], ==, page + 1);
     }
     qatomic_dec(&s->vcpus_left);
     return NULL;
@@ -735,9 +667,9 @@ static void *stress_source(void *opaque)
     Stress *s = opaque;
     unsigned page;
 
-    while ((page = wire_receive(s)) < PAGES) {
-        g_assert_cmpuint(++mem.asked[page], ==, 1);
-        mem.data[page] = page + 1;
+    while ((page = receive_page(s->wire[0])) < PAGES) {
+        g_assert_cmpuint(++asked[page], ==, 1);
+        data[page] = page + 1;
         complete(s->r, page);
     }
     return NULL;
@@ -752,20 +684,17 @@ static void test_stress(void)
         QemuThread vcpus[VCPUS], kick, source;
         VCPU args[VCPUS];
         PostcopyFaultStats counts;
-        unsigned asked = 0;
+        unsigned n_asked = 0;
 
         g_assert_true(g_unix_open_pipe(s.wire, FD_CLOEXEC, NULL));
         for (int i = 0; i < VCPUS; i++) {
             postcopy_waiter_init(&s.waiters[i]);
             args[i] = (VCPU) { &s, i };
         }
-        qemu_thread_create(&source, "source", stress_source, &s,
-                           QEMU_THREAD_JOINABLE);
-        qemu_thread_create(&kick, "kick", stress_kick, &s,
-                           QEMU_THREAD_JOINABLE);
+        start_thread(&source, stress_source, &s);
+        start_thread(&kick, stress_kick, &s);
         for (int i = 0; i < VCPUS; i++) {
-            qemu_thread_create(&vcpus[i], "vcpu", stress_vcpu, &args[i],
-                               QEMU_THREAD_JOINABLE);
+            start_thread(&vcpus[i], stress_vcpu, &args[i]);
         }
         for (int i = 0; i < VCPUS; i++) {
             qemu_thread_join(&vcpus[i]);
@@ -774,15 +703,15 @@ static void test_stress(void)
         while (!postcopy_requests_wait_empty(s.r, 1000)) {
             /* Pages whose vCPU was kicked, and touched another one */
         }
-        wire_send(&s, PAGES);
+        send_page(s.wire[1], PAGES);
         qemu_thread_join(&source);
 
         postcopy_requests_stats(s.r, &counts);
         /* Each page that was asked for was asked for once, and by somebody */
         for (unsigned page = 0; page < PAGES; page++) {
-            asked += mem.asked[page];
+            n_asked += asked[page];
         }
-        g_assert_cmpuint(counts.requests, ==, asked);
+        g_assert_cmpuint(counts.requests, ==, n_asked);
         kicked += s.kicked;
         for (int i = 0; i < VCPUS; i++) {
             postcopy_waiter_destroy(&s.waiters[i]);

@@ -9,7 +9,6 @@
 #include "qemu/lockable.h"
 #include "../migration/postcopy/fetch-reader.h"
 
-#define PAGE 4096
 #define PAGES 512
 #define END PAGES
 #define VCPUS 4
@@ -17,32 +16,7 @@
 /* In the test of one turn after the other */
 #define EXPECTED POSTCOPY_TURN_PAGES
 
-/* Any distinct addresses will do */
-static char host_memory[PAGES * PAGE];
-static RAMBlock *const block = (RAMBlock *)host_memory;
-static bool received[PAGES];
-
-static PostcopyPage page_of(unsigned page)
-{
-    return (PostcopyPage) {
-        block, page * PAGE, host_memory + page * PAGE, PAGE
-    };
-}
-
-static bool test_received(const PostcopyPage *page)
-{
-    return received[page->start / PAGE];
-}
-
-static void test_set_received(const PostcopyPage *page)
-{
-    received[page->start / PAGE] = true;
-}
-
-static const PostcopyRequestOps ops = {
-    .received = test_received,
-    .set_received = test_set_received,
-};
+#include "postcopy-common.h"
 
 typedef struct Stress {
     PostcopyTurn turn;
@@ -76,40 +50,26 @@ static unsigned stress_expected(PostcopyTurn *turn)
                qatomic_read(&s->ending));
 }
 
-static void wire_send(int fd, unsigned page)
-{
-    g_assert_cmpint(send(fd, &page, sizeof(page), 0), ==, sizeof(page));
-}
-
-static unsigned wire_receive(int fd)
-{
-    unsigned page;
-
-    g_assert_cmpint(recv(fd, &page, sizeof(page), MSG_WAITALL), ==,
-                    sizeof(page));
-    return page;
-}
-
-static void complete(Stress *s, unsigned n)
+static void place(Stress *s, unsigned n)
 {
     PostcopyPage page = page_of(n);
     PostcopyClaim claim;
 
     postcopy_request_claim(s->r, &page, 1, false, &claim);
     if (!claim.drop) {
-        postcopy_request_complete(s->r, &page, 1, POSTCOPY_PLACE_COPY, false);
+        complete(s->r, n);
     }
 }
 
 /* Whose turn it is */
 static void stress_read(Stress *s)
 {
-    unsigned page = wire_receive(s->wire[0]);
+    unsigned page = receive_page(s->wire[0]);
 
     if (page == END) {
         s->ended = true;
     } else {
-        complete(s, page);
+        place(s, page);
     }
 }
 
@@ -143,7 +103,7 @@ static void *stress_vcpu(void *opaque)
         while ((state = postcopy_request_begin(s->r, &page, &fault)) !=
                POSTCOPY_PAGE_RECEIVED) {
             if (state == POSTCOPY_PAGE_REQUEST) {
-                wire_send(s->wire[0], page.start / PAGE);
+                send_page(s->wire[0], page.start / PAGE);
             }
             stress_wait(s, waiter);
             if (!postcopy_request_wait(s->r, waiter)) {
@@ -165,10 +125,10 @@ static void *stress_others(void *opaque)
         PostcopyPage page = page_of(i);
 
         if (i % 16 == 0) {
-            complete(s, i);
+            place(s, i);
         } else if (i % 4 == 0 && postcopy_request_begin(s->r, &page, &fault) ==
                                  POSTCOPY_PAGE_REQUEST) {
-            wire_send(s->wire[0], i);
+            send_page(s->wire[0], i);
             postcopy_turn_want(&s->turn);
         }
         g_usleep(10);
@@ -193,8 +153,8 @@ static void *stress_source(void *opaque)
     unsigned page;
 
     do {
-        page = wire_receive(s->wire[1]);
-        wire_send(s->wire[1], page);
+        page = receive_page(s->wire[1]);
+        send_page(s->wire[1], page);
     } while (page != END);
     return NULL;
 }
@@ -224,9 +184,7 @@ static void test_stress(void)
         QemuThread vcpus[VCPUS], source, thread, others, kick;
         VCPU args[VCPUS];
 
-        memset(received, 0, sizeof(received));
-        s.r = postcopy_requests_new(&ops);
-        postcopy_requests_start(s.r);
+        s.r = requests_start(NULL);
         g_assert_cmpint(socketpair(AF_UNIX, SOCK_STREAM, 0, s.wire), ==, 0);
         postcopy_turn_init(&s.turn, stress_expected);
         postcopy_turn_start(&s.turn, s.wire[0]);
@@ -234,17 +192,12 @@ static void test_stress(void)
             postcopy_waiter_init(&s.waiters[i]);
             args[i] = (VCPU) { &s, i };
         }
-        qemu_thread_create(&thread, "thread", stress_thread, &s,
-                           QEMU_THREAD_JOINABLE);
-        qemu_thread_create(&source, "source", stress_source, &s,
-                           QEMU_THREAD_JOINABLE);
-        qemu_thread_create(&others, "others", stress_others, &s,
-                           QEMU_THREAD_JOINABLE);
-        qemu_thread_create(&kick, "kick", stress_kick, &s,
-                           QEMU_THREAD_JOINABLE);
+        start_thread(&thread, stress_thread, &s);
+        start_thread(&source, stress_source, &s);
+        start_thread(&others, stress_others, &s);
+        start_thread(&kick, stress_kick, &s);
         for (int i = 0; i < VCPUS; i++) {
-            qemu_thread_create(&vcpus[i], "vcpu", stress_vcpu, &args[i],
-                               QEMU_THREAD_JOINABLE);
+            start_thread(&vcpus[i], stress_vcpu, &args[i]);
         }
         for (int i = 0; i < VCPUS; i++) {
             qemu_thread_join(&vcpus[i]);
@@ -254,7 +207,7 @@ static void test_stress(void)
         while (!postcopy_requests_wait_empty(s.r, 1000)) {
             /* What nobody waits for comes nevertheless */
         }
-        wire_send(s.wire[0], END);
+        send_page(s.wire[0], END);
         qatomic_set(&s.ending, true);
         postcopy_turn_want(&s.turn);
         qemu_thread_join(&thread);
@@ -302,7 +255,7 @@ static void order_begin(Order *o, QemuThread *thread)
 {
     qemu_event_reset(&o->waiter.woken);
     qatomic_set(&o->waiter.kicked, false);
-    qemu_thread_create(thread, "take", order_take, o, QEMU_THREAD_JOINABLE);
+    start_thread(thread, order_take, o);
     while (true) {
         QEMU_LOCK_GUARD(&o->turn.lock);
         if (!QTAILQ_EMPTY(&o->turn.waiting)) {
@@ -409,8 +362,7 @@ static void test_kick(void)
 
     for (int i = 0; i < 100; i++) {
         qatomic_set(&o.waiter.kicked, false);
-        qemu_thread_create(&thread, "sleep", sleep_run, &o,
-                           QEMU_THREAD_JOINABLE);
+        start_thread(&thread, sleep_run, &o);
         if (i % 2) {
             g_usleep(100);
         }
@@ -419,7 +371,7 @@ static void test_kick(void)
         g_assert_false(o.taken);
     }
     qatomic_set(&o.waiter.kicked, false);
-    wire_send(wire[1], END);
+    send_page(wire[1], END);
     g_assert_true(postcopy_turn_sleep(&o.turn, &o.waiter));
 
     postcopy_turn_destroy(&o.turn);
