@@ -31,7 +31,7 @@ static uint64_t affinity(int pe)
     return 0x100000000 | pe;
 }
 
-static void set_up(VM *vm)
+static void set_up(VM *vm, gconstpointer data)
 {
     static const SdeiEvent events[] = {
         { .number = NORMAL, .signalable = true },
@@ -40,7 +40,6 @@ static void set_up(VM *vm)
         { .number = URGENT, .shared = true, .critical = true },
     };
 
-    *vm = (VM) { 0 };
     for (int i = 0; i < ARRAY_SIZE(events); i++) {
         sdei_add_event(&vm->sdei, &events[i]);
     }
@@ -60,7 +59,7 @@ static void set_up(VM *vm)
     }
 }
 
-static void tear_down(VM *vm)
+static void tear_down(VM *vm, gconstpointer data)
 {
     g_ptr_array_free(vm->sdei.pes, true);
 }
@@ -80,7 +79,9 @@ static int64_t call5(VM *vm, int pe, SdeiFunction function, uint64_t a,
     return regs.x[0];
 }
 
-#define call(vm, pe, function, a, b, c) \
+/* With up to three parameters */
+#define call(...) call_(__VA_ARGS__, 0, 0, 0)
+#define call_(vm, pe, function, a, b, c, ...) \
     call5(vm, pe, function, a, b, c, 0, 0)
 
 static int64_t register_at(VM *vm, int pe, uint32_t event)
@@ -92,7 +93,7 @@ static int64_t register_at(VM *vm, int pe, uint32_t event)
 static void ready(VM *vm, int pe, uint32_t event)
 {
     g_assert_cmpint(register_at(vm, pe, event), ==, SDEI_SUCCESS);
-    g_assert_cmpint(call(vm, pe, SDEI_EVENT_ENABLE, event, 0, 0), ==,
+    g_assert_cmpint(call(vm, pe, SDEI_EVENT_ENABLE, event), ==,
                     SDEI_SUCCESS);
 }
 
@@ -133,68 +134,63 @@ static void complete(VM *vm, int pe)
 
 static int64_t status(VM *vm, int pe, uint32_t event)
 {
-    return call(vm, pe, SDEI_EVENT_STATUS, event, 0, 0);
+    return call(vm, pe, SDEI_EVENT_STATUS, event);
 }
 
 #define is(value, expected) g_assert_cmpint(value, ==, expected)
 
-static void test_errors(void)
+static void test_errors(VM *vm, gconstpointer data)
 {
     static const SdeiFunction of_an_event[] = {
         SDEI_EVENT_REGISTER, SDEI_EVENT_ENABLE, SDEI_EVENT_DISABLE,
         SDEI_EVENT_UNREGISTER, SDEI_EVENT_STATUS, SDEI_EVENT_GET_INFO,
         SDEI_EVENT_ROUTING_SET, SDEI_EVENT_SIGNAL,
     };
-    VM vm;
 
-    set_up(&vm);
-    is(call(&vm, 0, SDEI_VERSION, 0, 0, 0), 1LL << 48);
+    is(call(vm, 0, SDEI_VERSION), 1LL << 48);
     for (int i = 0; i < ARRAY_SIZE(of_an_event); i++) {
-        is(call(&vm, 0, of_an_event[i], UNKNOWN, ENTRY, 0),
+        is(call(vm, 0, of_an_event[i], UNKNOWN, ENTRY),
            SDEI_INVALID_PARAMETERS);
     }
-    is(call(&vm, 0, SDEI_EVENT_ENABLE, 0, 0, 0), SDEI_DENIED);
-    is(call(&vm, 0, SDEI_EVENT_DISABLE, 0, 0, 0), SDEI_DENIED);
-    is(call(&vm, 0, SDEI_EVENT_UNREGISTER, 0, 0, 0), SDEI_DENIED);
-    is(call(&vm, 0, SDEI_EVENT_CONTEXT, 0, 0, 0), SDEI_DENIED);
-    is(call(&vm, 0, SDEI_EVENT_COMPLETE, 0, 0, 0), SDEI_DENIED);
-    is(call(&vm, 0, SDEI_EVENT_COMPLETE_AND_RESUME, 0, 0, 0), SDEI_DENIED);
-    is(status(&vm, 0, 0), 0);
+    is(call(vm, 0, SDEI_EVENT_ENABLE, 0), SDEI_DENIED);
+    is(call(vm, 0, SDEI_EVENT_DISABLE, 0), SDEI_DENIED);
+    is(call(vm, 0, SDEI_EVENT_UNREGISTER, 0), SDEI_DENIED);
+    is(call(vm, 0, SDEI_EVENT_CONTEXT, 0), SDEI_DENIED);
+    is(call(vm, 0, SDEI_EVENT_COMPLETE), SDEI_DENIED);
+    is(call(vm, 0, SDEI_EVENT_COMPLETE_AND_RESUME), SDEI_DENIED);
+    is(status(vm, 0, 0), 0);
 
-    is(call(&vm, 0, SDEI_EVENT_REGISTER, 0, 0, 0), SDEI_INVALID_PARAMETERS);
-    is(call(&vm, 0, SDEI_EVENT_REGISTER, 0, 2, 0), SDEI_INVALID_PARAMETERS);
-    is(call5(&vm, 0, SDEI_EVENT_REGISTER, 0, ENTRY, 0, 2, 0),
+    is(call(vm, 0, SDEI_EVENT_REGISTER, 0), SDEI_INVALID_PARAMETERS);
+    is(call(vm, 0, SDEI_EVENT_REGISTER, 0, 2), SDEI_INVALID_PARAMETERS);
+    is(call5(vm, 0, SDEI_EVENT_REGISTER, 0, ENTRY, 0, 2, 0),
        SDEI_INVALID_PARAMETERS);
-    is(call5(&vm, 0, SDEI_EVENT_REGISTER, SHARED, ENTRY, 0, 1, 7),
+    is(call5(vm, 0, SDEI_EVENT_REGISTER, SHARED, ENTRY, 0, 1, 7),
        SDEI_INVALID_PARAMETERS);
-    is(register_at(&vm, 0, 0), SDEI_SUCCESS);
-    is(register_at(&vm, 0, 0), SDEI_DENIED);
-    is(status(&vm, 0, 0), SDEI_STATUS_REGISTERED);
-    is(status(&vm, 1, 0), 0);
+    is(register_at(vm, 0, 0), SDEI_SUCCESS);
+    is(register_at(vm, 0, 0), SDEI_DENIED);
+    is(status(vm, 0, 0), SDEI_STATUS_REGISTERED);
+    is(status(vm, 1, 0), 0);
 
-    is(call(&vm, 0, SDEI_INTERRUPT_BIND, 15, 0, 0), SDEI_INVALID_PARAMETERS);
-    is(call(&vm, 0, SDEI_INTERRUPT_BIND, 16, 0, 0), SDEI_OUT_OF_RESOURCE);
-    is(call(&vm, 0, SDEI_INTERRUPT_BIND, 1019, 0, 0), SDEI_OUT_OF_RESOURCE);
-    is(call(&vm, 0, SDEI_INTERRUPT_BIND, 1020, 0, 0), SDEI_INVALID_PARAMETERS);
-    is(call(&vm, 0, SDEI_INTERRUPT_RELEASE, 0, 0, 0), SDEI_INVALID_PARAMETERS);
-    is(call(&vm, 0, SDEI_FEATURES, SDEI_FEATURE_BIND_SLOTS, 0, 0), 0);
-    is(call(&vm, 0, SDEI_FEATURES, 1, 0, 0), SDEI_INVALID_PARAMETERS);
+    is(call(vm, 0, SDEI_INTERRUPT_BIND, 15), SDEI_INVALID_PARAMETERS);
+    is(call(vm, 0, SDEI_INTERRUPT_BIND, 16), SDEI_OUT_OF_RESOURCE);
+    is(call(vm, 0, SDEI_INTERRUPT_BIND, 1019), SDEI_OUT_OF_RESOURCE);
+    is(call(vm, 0, SDEI_INTERRUPT_BIND, 1020), SDEI_INVALID_PARAMETERS);
+    is(call(vm, 0, SDEI_INTERRUPT_RELEASE), SDEI_INVALID_PARAMETERS);
+    is(call(vm, 0, SDEI_FEATURES, SDEI_FEATURE_BIND_SLOTS), 0);
+    is(call(vm, 0, SDEI_FEATURES, 1), SDEI_INVALID_PARAMETERS);
     for (int function = SDEI_SHARED_RESET + 1; function < 0x10000; function++) {
-        is(call(&vm, 0, function, 0, 0, 0), SDEI_NOT_SUPPORTED);
+        is(call(vm, 0, function), SDEI_NOT_SUPPORTED);
     }
-    tear_down(&vm);
 }
 
-static void test_info(void)
+static void test_info(VM *vm, gconstpointer data)
 {
     static const uint32_t number[] = { NORMAL, CRITICAL, SHARED, URGENT };
-    VM vm;
 
-    set_up(&vm);
     for (int i = 0; i < ARRAY_SIZE(number); i++) {
         bool shared = number[i] == SHARED || number[i] == URGENT;
 
-#define info(what) call(&vm, 0, SDEI_EVENT_GET_INFO, number[i], what, 0)
+#define info(what) call(vm, 0, SDEI_EVENT_GET_INFO, number[i], what)
         is(info(SDEI_INFO_TYPE), shared);
         is(info(SDEI_INFO_SIGNALED), number[i] == URGENT);
         is(info(SDEI_INFO_PRIORITY),
@@ -204,290 +200,256 @@ static void test_info(void)
         is(info(SDEI_INFO_ROUTING_AFFINITY),
            shared ? SDEI_DENIED : SDEI_INVALID_PARAMETERS);
         is(info(5), SDEI_INVALID_PARAMETERS);
-        is(register_at(&vm, 0, number[i]), SDEI_SUCCESS);
-        is(info(SDEI_INFO_ROUTING_MODE),
-           shared ? 0 : SDEI_INVALID_PARAMETERS);
+        is(register_at(vm, 0, number[i]), SDEI_SUCCESS);
+        is(info(SDEI_INFO_ROUTING_MODE), shared ? 0 : SDEI_INVALID_PARAMETERS);
         is(info(SDEI_INFO_ROUTING_AFFINITY), SDEI_INVALID_PARAMETERS);
-        is(call(&vm, 1, SDEI_EVENT_ROUTING_SET, number[i], 1, affinity(2)),
+        is(call(vm, 1, SDEI_EVENT_ROUTING_SET, number[i], 1, affinity(2)),
            shared ? SDEI_SUCCESS : SDEI_INVALID_PARAMETERS);
-        is(info(SDEI_INFO_ROUTING_MODE),
-           shared ? 1 : SDEI_INVALID_PARAMETERS);
+        is(info(SDEI_INFO_ROUTING_MODE), shared ? 1 : SDEI_INVALID_PARAMETERS);
         is(info(SDEI_INFO_ROUTING_AFFINITY),
            shared ? affinity(2) : SDEI_INVALID_PARAMETERS);
 #undef info
     }
-    tear_down(&vm);
 }
 
-static void test_mask(void)
+static void test_mask(VM *vm, gconstpointer data)
 {
-    VM vm;
-
-    set_up(&vm);
-    is(call(&vm, 0, SDEI_PE_MASK, 0, 0, 0), 0);
-    ready(&vm, 0, 0);
-    comes(&vm, 0, 0);
-    is(takes(&vm, 0), -1);
-    is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
-    is(call(&vm, 0, SDEI_PE_MASK, 0, 0, 0), 1);
-    is(takes(&vm, 0), -1);
-    is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
-    is(call(&vm, 0, SDEI_EVENT_DISABLE, 0, 0, 0), SDEI_SUCCESS);
-    is(takes(&vm, 0), -1);
-    is(call(&vm, 0, SDEI_EVENT_ENABLE, 0, 0, 0), SDEI_SUCCESS);
-    is(call(&vm, 0, SDEI_EVENT_ENABLE, 0, 0, 0), SDEI_SUCCESS);
-    is(takes(&vm, 0), 0);
-    is(status(&vm, 0, 0), 7);
-    tear_down(&vm);
+    is(call(vm, 0, SDEI_PE_MASK), 0);
+    ready(vm, 0, 0);
+    comes(vm, 0, 0);
+    is(takes(vm, 0), -1);
+    is(call(vm, 0, SDEI_PE_UNMASK), SDEI_SUCCESS);
+    is(call(vm, 0, SDEI_PE_MASK), 1);
+    is(takes(vm, 0), -1);
+    is(call(vm, 0, SDEI_PE_UNMASK), SDEI_SUCCESS);
+    is(call(vm, 0, SDEI_EVENT_DISABLE, 0), SDEI_SUCCESS);
+    is(takes(vm, 0), -1);
+    is(call(vm, 0, SDEI_EVENT_ENABLE, 0), SDEI_SUCCESS);
+    is(call(vm, 0, SDEI_EVENT_ENABLE, 0), SDEI_SUCCESS);
+    is(takes(vm, 0), 0);
+    is(status(vm, 0, 0), 7);
 }
 
 /* What is pending comes once, and again if it came while its handler ran */
-static void test_pending(void)
+static void test_pending(VM *vm, gconstpointer data)
 {
     SdeiRegs was;
-    VM vm;
 
-    set_up(&vm);
-    is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
-    is(sdei_make_pending(&vm.sdei, &vm.pe[0], 0), false);
-    ready(&vm, 0, 0);
-    is(takes(&vm, 0), -1);
-    was = vm.regs[0];
-    comes(&vm, 0, 0);
-    comes(&vm, 0, 0);
-    is(takes(&vm, 0), 0);
-    comes(&vm, 0, 0);
-    is(takes(&vm, 0), -1);
-    complete(&vm, 0);
-    g_assert_cmpmem(&was, sizeof(was), &vm.regs[0], sizeof(was));
-    is(takes(&vm, 0), 0);
-    complete(&vm, 0);
-    is(takes(&vm, 0), -1);
-    is(status(&vm, 0, 0), 3);
+    is(call(vm, 0, SDEI_PE_UNMASK), SDEI_SUCCESS);
+    is(sdei_make_pending(&vm->sdei, &vm->pe[0], 0), false);
+    ready(vm, 0, 0);
+    is(takes(vm, 0), -1);
+    was = vm->regs[0];
+    comes(vm, 0, 0);
+    comes(vm, 0, 0);
+    is(takes(vm, 0), 0);
+    comes(vm, 0, 0);
+    is(takes(vm, 0), -1);
+    complete(vm, 0);
+    g_assert_cmpmem(&was, sizeof(was), &vm->regs[0], sizeof(was));
+    is(takes(vm, 0), 0);
+    complete(vm, 0);
+    is(takes(vm, 0), -1);
+    is(status(vm, 0, 0), 3);
 
-    comes(&vm, 0, 0);
-    is(call(&vm, 0, SDEI_EVENT_UNREGISTER, 0, 0, 0), SDEI_SUCCESS);
-    ready(&vm, 0, 0);
-    is(takes(&vm, 0), -1);
-    tear_down(&vm);
+    comes(vm, 0, 0);
+    is(call(vm, 0, SDEI_EVENT_UNREGISTER, 0), SDEI_SUCCESS);
+    ready(vm, 0, 0);
+    is(takes(vm, 0), -1);
 }
 
-static void test_priorities(void)
+static void test_priorities(VM *vm, gconstpointer data)
 {
     SdeiRegs was, in_normal;
-    VM vm;
 
-    set_up(&vm);
-    is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
-    ready(&vm, 0, NORMAL);
-    ready(&vm, 0, CRITICAL);
-    ready(&vm, 0, SHARED);
-    ready(&vm, 0, URGENT);
-    was = vm.regs[0];
+    is(call(vm, 0, SDEI_PE_UNMASK), SDEI_SUCCESS);
+    ready(vm, 0, NORMAL);
+    ready(vm, 0, CRITICAL);
+    ready(vm, 0, SHARED);
+    ready(vm, 0, URGENT);
+    was = vm->regs[0];
 
     /* Critical ones first */
-    comes(&vm, 0, NORMAL);
-    comes(&vm, 0, CRITICAL);
-    is(takes(&vm, 0), CRITICAL);
-    is(takes(&vm, 0), -1);
-    comes(&vm, 0, URGENT);
-    is(takes(&vm, 0), -1);
-    complete(&vm, 0);
-    is(takes(&vm, 0), URGENT);
-    complete(&vm, 0);
-    is(takes(&vm, 0), NORMAL);
+    comes(vm, 0, NORMAL);
+    comes(vm, 0, CRITICAL);
+    is(takes(vm, 0), CRITICAL);
+    is(takes(vm, 0), -1);
+    comes(vm, 0, URGENT);
+    is(takes(vm, 0), -1);
+    complete(vm, 0);
+    is(takes(vm, 0), URGENT);
+    complete(vm, 0);
+    is(takes(vm, 0), NORMAL);
 
     /* One within a normal one, and what each of both has interrupted */
-    comes(&vm, 0, SHARED);
-    is(takes(&vm, 0), -1);
-    in_normal = vm.regs[0];
+    comes(vm, 0, SHARED);
+    is(takes(vm, 0), -1);
+    in_normal = vm->regs[0];
     for (int n = 0; n < SDEI_GPRS; n++) {
-        is(call(&vm, 0, SDEI_EVENT_CONTEXT, n, 0, 0), was.x[n]);
+        is(call(vm, 0, SDEI_EVENT_CONTEXT, n), was.x[n]);
     }
-    is(call(&vm, 0, SDEI_EVENT_CONTEXT, SDEI_GPRS, 0, 0),
-       SDEI_INVALID_PARAMETERS);
-    comes(&vm, 0, CRITICAL);
-    is(takes(&vm, 0), CRITICAL);
+    is(call(vm, 0, SDEI_EVENT_CONTEXT, SDEI_GPRS), SDEI_INVALID_PARAMETERS);
+    comes(vm, 0, CRITICAL);
+    is(takes(vm, 0), CRITICAL);
     for (int n = 0; n < SDEI_GPRS; n++) {
-        is(call(&vm, 0, SDEI_EVENT_CONTEXT, n, 0, 0), in_normal.x[n]);
+        is(call(vm, 0, SDEI_EVENT_CONTEXT, n), in_normal.x[n]);
     }
-    complete(&vm, 0);
-    g_assert_cmpmem(&in_normal, sizeof(was), &vm.regs[0], sizeof(was));
-    is(takes(&vm, 0), -1);
-    complete(&vm, 0);
-    g_assert_cmpmem(&was, sizeof(was), &vm.regs[0], sizeof(was));
-    is(takes(&vm, 0), SHARED);
-    tear_down(&vm);
+    complete(vm, 0);
+    g_assert_cmpmem(&in_normal, sizeof(was), &vm->regs[0], sizeof(was));
+    is(takes(vm, 0), -1);
+    complete(vm, 0);
+    g_assert_cmpmem(&was, sizeof(was), &vm->regs[0], sizeof(was));
+    is(takes(vm, 0), SHARED);
 }
 
-static void test_resume(void)
+static void test_resume(VM *vm, gconstpointer data)
 {
     SdeiRegs was, *regs;
-    VM vm;
 
-    set_up(&vm);
-    regs = &vm.regs[0];
-    is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
-    ready(&vm, 0, 0);
-    comes(&vm, 0, 0);
+    regs = &vm->regs[0];
+    is(call(vm, 0, SDEI_PE_UNMASK), SDEI_SUCCESS);
+    ready(vm, 0, 0);
+    comes(vm, 0, 0);
     was = *regs;
-    is(takes(&vm, 0), 0);
+    is(takes(vm, 0), 0);
     regs->x[1] = 0x7000;
-    sdei_call(&vm.sdei, &vm.pe[0], SDEI_EVENT_COMPLETE_AND_RESUME, regs);
+    sdei_call(&vm->sdei, &vm->pe[0], SDEI_EVENT_COMPLETE_AND_RESUME, regs);
     g_assert_cmphex(regs->pc, ==, 0x7000);
     g_assert_cmphex(regs->pstate, ==, PSTATE | KEPT);
     g_assert_cmphex(regs->elr, ==, was.pc);
     g_assert_cmphex(regs->spsr, ==, was.pstate);
     g_assert_cmpmem(regs->x, sizeof(was.x), was.x, sizeof(was.x));
-    is(status(&vm, 0, 0), 3);
-    tear_down(&vm);
+    is(status(vm, 0, 0), 3);
 }
 
 /* Whose handler runs is unregistered when it completes */
-static void test_unregister(void)
+static void test_unregister(VM *vm, gconstpointer data)
 {
-    static const uint32_t number[] = { NORMAL, SHARED };
-    VM vm;
+    uint32_t event = GPOINTER_TO_UINT(data);
+    bool shared = event == SHARED;
+    int other = shared ? 1 : 0;
+    SdeiRegs was;
 
-    for (int i = 0; i < ARRAY_SIZE(number); i++) {
-        bool shared = number[i] == SHARED;
-        uint32_t event = number[i];
-        int other = shared ? 1 : 0;
-        SdeiRegs was;
-
-        set_up(&vm);
-        is(call(&vm, 0, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
-        ready(&vm, 0, event);
-        comes(&vm, 0, event);
-        was = vm.regs[0];
-        is(takes(&vm, 0), event);
-        if (shared) {
-            is(call(&vm, 1, SDEI_EVENT_DISABLE, event, 0, 0), SDEI_SUCCESS);
-            is(call(&vm, 1, SDEI_EVENT_ROUTING_SET, event, 0, 0), SDEI_DENIED);
-        }
-        is(call(&vm, other, SDEI_EVENT_UNREGISTER, event, 0, 0), SDEI_PENDING);
-        is(call(&vm, other, SDEI_EVENT_UNREGISTER, event, 0, 0), SDEI_PENDING);
-        is(status(&vm, other, event), SDEI_STATUS_RUNNING);
-        is(register_at(&vm, other, event), SDEI_DENIED);
-        is(call(&vm, other, SDEI_EVENT_ENABLE, event, 0, 0), SDEI_DENIED);
-        is(call(&vm, other, SDEI_PRIVATE_RESET, 0, 0, 0),
-           shared ? SDEI_SUCCESS : SDEI_DENIED);
-        is(call(&vm, other, SDEI_SHARED_RESET, 0, 0, 0),
-           shared ? SDEI_DENIED : SDEI_SUCCESS);
-        complete(&vm, 0);
-        g_assert_cmpmem(&was, sizeof(was), &vm.regs[0], sizeof(was));
-        is(status(&vm, other, event), 0);
-        ready(&vm, other, event);
-        tear_down(&vm);
+    is(call(vm, 0, SDEI_PE_UNMASK), SDEI_SUCCESS);
+    ready(vm, 0, event);
+    comes(vm, 0, event);
+    was = vm->regs[0];
+    is(takes(vm, 0), event);
+    if (shared) {
+        is(call(vm, 1, SDEI_EVENT_DISABLE, event), SDEI_SUCCESS);
+        is(call(vm, 1, SDEI_EVENT_ROUTING_SET, event), SDEI_DENIED);
     }
+    is(call(vm, other, SDEI_EVENT_UNREGISTER, event), SDEI_PENDING);
+    is(call(vm, other, SDEI_EVENT_UNREGISTER, event), SDEI_PENDING);
+    is(status(vm, other, event), SDEI_STATUS_RUNNING);
+    is(register_at(vm, other, event), SDEI_DENIED);
+    is(call(vm, other, SDEI_EVENT_ENABLE, event), SDEI_DENIED);
+    is(call(vm, other, SDEI_PRIVATE_RESET),
+       shared ? SDEI_SUCCESS : SDEI_DENIED);
+    is(call(vm, other, SDEI_SHARED_RESET), shared ? SDEI_DENIED : SDEI_SUCCESS);
+    complete(vm, 0);
+    g_assert_cmpmem(&was, sizeof(was), &vm->regs[0], sizeof(was));
+    is(status(vm, other, event), 0);
+    ready(vm, other, event);
 }
 
-static void test_shared(void)
+static void test_shared(VM *vm, gconstpointer data)
 {
-    VM vm;
-
-    set_up(&vm);
-    ready(&vm, 0, SHARED);
-    is(status(&vm, 2, SHARED), 3);
-    is(call(&vm, 1, SDEI_EVENT_ROUTING_SET, SHARED, 0, 0), SDEI_DENIED);
-    comes(&vm, 0, SHARED);
-    is(takes(&vm, 0), -1);
+    ready(vm, 0, SHARED);
+    is(status(vm, 2, SHARED), 3);
+    is(call(vm, 1, SDEI_EVENT_ROUTING_SET, SHARED), SDEI_DENIED);
+    comes(vm, 0, SHARED);
+    is(takes(vm, 0), -1);
 
     /* Any PE that is not masked, one at a time */
-    is(call(&vm, 1, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
-    is(call(&vm, 2, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
-    is(sdei_next(&vm.sdei, &vm.pe[2]), 1);
-    is(takes(&vm, 1), SHARED);
-    comes(&vm, 0, SHARED);
-    is(takes(&vm, 2), -1);
-    complete(&vm, 1);
-    is(takes(&vm, 2), SHARED);
-    complete(&vm, 2);
+    is(call(vm, 1, SDEI_PE_UNMASK), SDEI_SUCCESS);
+    is(call(vm, 2, SDEI_PE_UNMASK), SDEI_SUCCESS);
+    is(sdei_next(&vm->sdei, &vm->pe[2]), 1);
+    is(takes(vm, 1), SHARED);
+    comes(vm, 0, SHARED);
+    is(takes(vm, 2), -1);
+    complete(vm, 1);
+    is(takes(vm, 2), SHARED);
+    complete(vm, 2);
 
     /* One alone */
-    is(call(&vm, 0, SDEI_EVENT_DISABLE, SHARED, 0, 0), SDEI_SUCCESS);
-    is(call(&vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 2, 0),
+    is(call(vm, 0, SDEI_EVENT_DISABLE, SHARED), SDEI_SUCCESS);
+    is(call(vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 2), SDEI_INVALID_PARAMETERS);
+    is(call(vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 1, 5),
        SDEI_INVALID_PARAMETERS);
-    is(call(&vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 1, 5),
-       SDEI_INVALID_PARAMETERS);
-    is(call(&vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 1, affinity(2)),
+    is(call(vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 1, affinity(2)),
        SDEI_SUCCESS);
-    is(call(&vm, 0, SDEI_EVENT_ENABLE, SHARED, 0, 0), SDEI_SUCCESS);
-    comes(&vm, 1, SHARED);
-    is(takes(&vm, 1), -1);
-    is(takes(&vm, 2), SHARED);
-    tear_down(&vm);
+    is(call(vm, 0, SDEI_EVENT_ENABLE, SHARED), SDEI_SUCCESS);
+    comes(vm, 1, SHARED);
+    is(takes(vm, 1), -1);
+    is(takes(vm, 2), SHARED);
 }
 
-static void test_signal(void)
+static void test_signal(VM *vm, gconstpointer data)
 {
-    VM vm;
-
-    set_up(&vm);
-    is(call(&vm, 0, SDEI_EVENT_SIGNAL, URGENT, affinity(1), 0),
+    is(call(vm, 0, SDEI_EVENT_SIGNAL, URGENT, affinity(1)),
        SDEI_INVALID_PARAMETERS);
-    is(call(&vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(PES), 0),
+    is(call(vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(PES)),
        SDEI_INVALID_PARAMETERS);
     /* Nobody has registered it */
-    is(call(&vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(1), 0), SDEI_SUCCESS);
+    is(call(vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(1)), SDEI_SUCCESS);
     for (int i = 0; i < PES; i++) {
-        is(call(&vm, i, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
-        ready(&vm, i, 0);
-        is(takes(&vm, i), -1);
+        is(call(vm, i, SDEI_PE_UNMASK), SDEI_SUCCESS);
+        ready(vm, i, 0);
+        is(takes(vm, i), -1);
     }
-    is(call(&vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(1), 0), SDEI_SUCCESS);
-    is(takes(&vm, 0), -1);
-    is(takes(&vm, 2), -1);
-    is(takes(&vm, 1), 0);
-    is(status(&vm, 0, 0), 3);
-    is(status(&vm, 1, 0), 7);
-    tear_down(&vm);
+    is(call(vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(1)), SDEI_SUCCESS);
+    is(takes(vm, 0), -1);
+    is(takes(vm, 2), -1);
+    is(takes(vm, 1), 0);
+    is(status(vm, 0, 0), 3);
+    is(status(vm, 1, 0), 7);
 }
 
-static void test_resets(void)
+static void test_resets(VM *vm, gconstpointer data)
 {
-    VM vm;
-
-    set_up(&vm);
     for (int i = 0; i < 2; i++) {
-        is(call(&vm, i, SDEI_PE_UNMASK, 0, 0, 0), SDEI_SUCCESS);
-        ready(&vm, i, NORMAL);
+        is(call(vm, i, SDEI_PE_UNMASK), SDEI_SUCCESS);
+        ready(vm, i, NORMAL);
     }
-    ready(&vm, 0, SHARED);
-    is(call(&vm, 0, SDEI_PRIVATE_RESET, 0, 0, 0), SDEI_SUCCESS);
-    is(status(&vm, 0, NORMAL), 0);
-    is(status(&vm, 1, NORMAL), 3);
-    is(status(&vm, 0, SHARED), 3);
-    is(call(&vm, 1, SDEI_SHARED_RESET, 0, 0, 0), SDEI_SUCCESS);
-    is(status(&vm, 0, SHARED), 0);
-    is(call(&vm, 0, SDEI_PE_MASK, 0, 0, 0), 1);
+    ready(vm, 0, SHARED);
+    is(call(vm, 0, SDEI_PRIVATE_RESET), SDEI_SUCCESS);
+    is(status(vm, 0, NORMAL), 0);
+    is(status(vm, 1, NORMAL), 3);
+    is(status(vm, 0, SHARED), 3);
+    is(call(vm, 1, SDEI_SHARED_RESET), SDEI_SUCCESS);
+    is(status(vm, 0, SHARED), 0);
+    is(call(vm, 0, SDEI_PE_MASK), 1);
 
     /* The machine's, while a handler runs */
-    ready(&vm, 0, SHARED);
-    comes(&vm, 1, NORMAL);
-    is(takes(&vm, 1), NORMAL);
-    sdei_reset_pe(&vm.pe[1]);
-    sdei_reset_shared(&vm.sdei);
-    is(status(&vm, 1, NORMAL), 0);
-    is(status(&vm, 1, SHARED), 0);
-    is(call(&vm, 1, SDEI_EVENT_COMPLETE, 0, 0, 0), SDEI_DENIED);
-    is(call(&vm, 1, SDEI_PE_MASK, 0, 0, 0), 0);
-    is(vm.pe[1].affinity, affinity(1));
-    tear_down(&vm);
+    ready(vm, 0, SHARED);
+    comes(vm, 1, NORMAL);
+    is(takes(vm, 1), NORMAL);
+    sdei_reset_pe(&vm->pe[1]);
+    sdei_reset_shared(&vm->sdei);
+    is(status(vm, 1, NORMAL), 0);
+    is(status(vm, 1, SHARED), 0);
+    is(call(vm, 1, SDEI_EVENT_COMPLETE), SDEI_DENIED);
+    is(call(vm, 1, SDEI_PE_MASK), 0);
+    is(vm->pe[1].affinity, affinity(1));
 }
 
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
-    g_test_add_func("/kvm-sdei/errors", test_errors);
-    g_test_add_func("/kvm-sdei/info", test_info);
-    g_test_add_func("/kvm-sdei/mask", test_mask);
-    g_test_add_func("/kvm-sdei/pending", test_pending);
-    g_test_add_func("/kvm-sdei/priorities", test_priorities);
-    g_test_add_func("/kvm-sdei/resume", test_resume);
-    g_test_add_func("/kvm-sdei/unregister", test_unregister);
-    g_test_add_func("/kvm-sdei/shared", test_shared);
-    g_test_add_func("/kvm-sdei/signal", test_signal);
-    g_test_add_func("/kvm-sdei/resets", test_resets);
+#define TEST(name, fn, data) \
+    g_test_add("/kvm-sdei/" name, VM, GUINT_TO_POINTER(data), set_up, fn, \
+               tear_down)
+    TEST("errors", test_errors, 0);
+    TEST("info", test_info, 0);
+    TEST("mask", test_mask, 0);
+    TEST("pending", test_pending, 0);
+    TEST("priorities", test_priorities, 0);
+    TEST("resume", test_resume, 0);
+    TEST("unregister/private", test_unregister, NORMAL);
+    TEST("unregister/shared", test_unregister, SHARED);
+    TEST("shared", test_shared, 0);
+    TEST("signal", test_signal, 0);
+    TEST("resets", test_resets, 0);
     return g_test_run();
 }
