@@ -251,13 +251,16 @@ static const struct memory_fault *fault(void)
     return (const void *)&run->mmio; /* where the union of exits starts */
 }
 
-static bool is_done(int error, int value)
+/* Entered once more, the guest tells its end, with this byte or, if it is -1, with any. */
+static bool goes_on(int value)
 {
-    return !error && is_end(value);
+    return !enter() && is_end(value);
 }
 
-static bool is_missing(int error, uint64_t gpa, uint64_t flags)
+/* Entered once more, it exits for memory that is missing. */
+static bool misses(uint64_t gpa, uint64_t flags)
 {
+    int error = enter();
     const struct memory_fault *f = fault();
     bool good = error == EFAULT && run->exit_reason == EXIT_MEMORY_FAULT &&
         f->gpa == gpa && f->size == PAGE && f->flags == flags;
@@ -298,6 +301,14 @@ static int copy_page(void *dst, uint8_t fill, int mode)
 {
     memset(contents, fill, PAGE);
     return copy_contents(dst, mode);
+}
+
+/* A page that tells the end if it is executed */
+static int copy_end(void *dst)
+{
+    memset(contents, 0xf4, PAGE);
+    memcpy(contents, end_code, sizeof(end_code));
+    return copy_contents(dst, UFFDIO_COPY_MODE_DONTWAKE);
 }
 
 /* The next fault that userfaultfd tells, or 0 if there is none in time. */
@@ -345,7 +356,7 @@ static void by_uffd(uint64_t gpa, uint8_t *hva, const char *when)
     uint64_t told = uffd_event(10000);
     copy_page(hva, 0x33, 0);
     pthread_join(thread, NULL);
-    ok(told == (uintptr_t)hva && is_done(error, 0x33), "%s: a missing page is faulted in by userfaultfd", when);
+    ok(told == (uintptr_t)hva && !error && is_end(0x33), "%s: a missing page is faulted in by userfaultfd", when);
 }
 
 static void test_ioctls(bool hidden)
@@ -393,17 +404,17 @@ static void set_test_slot(uint32_t flags, const char *how)
     ok(true, "%s", how);
 }
 
+static const struct {
+    const char *name;
+    unsigned what, flags;
+} kinds[] = {
+    { "read", READ, FAULT_READ },
+    { "write", WRITE, FAULT_WRITE },
+    { "exec", EXEC, FAULT_EXEC },
+};
+
 static void test_exits(void)
 {
-    static const struct {
-        const char *name;
-        unsigned what, flags;
-    } kinds[] = {
-        { "read", READ, FAULT_READ },
-        { "write", WRITE, FAULT_WRITE },
-        { "exec", EXEC, FAULT_EXEC },
-    };
-    int error;
     unsigned page = 0;
 
     set_test_slot(MEM_EXIT_ON_MISSING, "a slot with the flag");
@@ -412,16 +423,11 @@ static void test_exits(void)
         uint64_t gpa = TEST_GPA + page * PAGE;
 
         start_at(kinds[i].what, gpa + (i < 2 ? 0x123 : 0));
-        error = enter();
-        ok(is_missing(error, gpa, kinds[i].flags), "%s of a missing page exits", kinds[i].name);
-        error = enter();
-        ok(is_missing(error, gpa, kinds[i].flags), "%s exits again while the page is missing", kinds[i].name);
+        ok(misses(gpa, kinds[i].flags), "%s of a missing page exits", kinds[i].name);
+        ok(misses(gpa, kinds[i].flags), "%s exits again while the page is missing", kinds[i].name);
         ok(uffd_event(0) == 0, "%s does not reach userfaultfd", kinds[i].name);
-        memset(contents, 0xf4, PAGE);
-        memcpy(contents, end_code, sizeof(end_code));
-        ok(copy_contents(hva, UFFDIO_COPY_MODE_DONTWAKE) == 0, "the page is copied");
-        error = enter();
-        ok(is_done(error, i ? -1 : 0xf4), "%s goes on", kinds[i].name);
+        ok(copy_end(hva) == 0, "the page is copied");
+        ok(goes_on(i ? -1 : 0xf4), "%s goes on", kinds[i].name);
         if (i == 1) {
             ok(hva[0x123] == 0x5a, "what the guest wrote is there");
         }
@@ -434,21 +440,17 @@ static void test_exits(void)
         .range = { (uintptr_t)hva, PAGE }, .mode = UFFDIO_ZEROPAGE_MODE_DONTWAKE,
     };
     start_at(READ, gpa);
-    error = enter();
-    ok(is_missing(error, gpa, FAULT_READ), "read of a page exits before it comes as a zero page");
+    ok(misses(gpa, FAULT_READ), "read of a page exits before it comes as a zero page");
     ok(ioctl(uffd, UFFDIO_ZEROPAGE, &zero) == 0, "UFFDIO_ZEROPAGE");
-    error = enter();
-    ok(is_missing(error, gpa, FAULT_READ), "read of a page that came as a zero page exits");
+    ok(misses(gpa, FAULT_READ), "read of a page that came as a zero page exits");
     ok(madvise(hva, PAGE, MADV_POPULATE_WRITE) == 0, "MADV_POPULATE_WRITE");
-    error = enter();
-    ok(is_done(error, 0), "then the read goes on");
+    ok(goes_on(0), "then the read goes on");
     page++;
 
     /* Pages that the host has touched. */
     copy_page(test_mem + page * PAGE, 0x11, 0);
     start_at(READ, TEST_GPA + page * PAGE);
-    error = enter();
-    ok(is_done(error, 0x11), "a page that is there does not exit");
+    ok(goes_on(0x11), "a page that is there does not exit");
     page++;
 
     /* Toggling, in both directions, with pages that the guest has mapped. */
@@ -457,20 +459,16 @@ static void test_exits(void)
     page++;
     set_test_slot(MEM_EXIT_ON_MISSING, "set the flag of a slot in use");
     start_at(READ, TEST_GPA + page * PAGE);
-    error = enter();
-    ok(is_missing(error, TEST_GPA + page * PAGE, FAULT_READ), "flag set again: exits");
+    ok(misses(TEST_GPA + page * PAGE, FAULT_READ), "flag set again: exits");
     start_at(READ, TEST_GPA + 0x123);
-    error = enter();
-    ok(is_done(error, 0xf4), "what was mapped before is mapped still");
+    ok(goes_on(0xf4), "what was mapped before is mapped still");
     set_test_slot(MEM_EXIT_ON_MISSING | KVM_MEM_LOG_DIRTY_PAGES, "dirty logging on, flag kept");
     start_at(WRITE, TEST_GPA + page * PAGE);
-    error = enter();
-    ok(is_missing(error, TEST_GPA + page * PAGE, FAULT_WRITE), "a write exits with dirty logging");
+    ok(misses(TEST_GPA + page * PAGE, FAULT_WRITE), "a write exits with dirty logging");
     copy_page(test_mem + page * PAGE, 0x22, UFFDIO_COPY_MODE_DONTWAKE);
-    error = enter();
     uint64_t bitmap = 0;
     struct kvm_dirty_log log = { .slot = 1, .dirty_bitmap = &bitmap };
-    ok(is_done(error, -1) && ioctl(vm, KVM_GET_DIRTY_LOG, &log) == 0 && bitmap == 1ull << page,
+    ok(goes_on(-1) && ioctl(vm, KVM_GET_DIRTY_LOG, &log) == 0 && bitmap == 1ull << page,
        "and the page is logged as dirty");
     set_test_slot(KVM_MEM_LOG_DIRTY_PAGES, "flag off, dirty logging kept");
     page++;
@@ -490,19 +488,16 @@ static void test_huge(void)
     make_uffd(huge, HUGE);
     ok(set_slot(2, MEM_EXIT_ON_MISSING, HUGE_GPA, HUGE, huge, false) == 0, "a slot of hugetlb memory with the flag");
     start_at(READ, HUGE_GPA + 0x123456);
-    int error = enter();
-    ok(is_missing(error, HUGE_GPA + 0x123000, FAULT_READ), "a missing page of 2 MiB exits with 4 KiB of it");
+    ok(misses(HUGE_GPA + 0x123000, FAULT_READ), "a missing page of 2 MiB exits with 4 KiB of it");
     uint8_t *data = map(HUGE);
     memset(data, 0x44, HUGE);
     struct uffdio_copy copy = {
         .dst = (uintptr_t)huge, .src = (uintptr_t)data, .len = HUGE, .mode = UFFDIO_COPY_MODE_DONTWAKE,
     };
     ok(ioctl(uffd, UFFDIO_COPY, &copy) == 0, "2 MiB are copied");
-    error = enter();
-    ok(is_done(error, 0x44), "the read goes on");
+    ok(goes_on(0x44), "the read goes on");
     start_at(WRITE, HUGE_GPA + HUGE - 1);
-    error = enter();
-    ok(is_done(error, -1) && huge[HUGE - 1] == 0x5a, "the rest of the 2 MiB does not exit");
+    ok(goes_on(-1) && huge[HUGE - 1] == 0x5a, "the rest of the 2 MiB does not exit");
 }
 
 static void test_userfault_ioctls(void)
@@ -530,36 +525,22 @@ static void test_userfault_ioctls(void)
 
 static void test_userfault(void)
 {
-    static const struct {
-        const char *name;
-        unsigned what, flags;
-    } kinds[] = {
-        { "read", READ, FAULT_READ | FAULT_USERFAULT },
-        { "write", WRITE, FAULT_WRITE | FAULT_USERFAULT },
-        { "exec", EXEC, FAULT_EXEC | FAULT_USERFAULT },
-    };
     static uint64_t bitmap = ~0ull;     /* TEST_SIZE is 64 pages */
     const uint64_t there = TEST_GPA + 0x123;
     unsigned page = 0;
-    int error;
 
     ok(set_userfault_slot(1, MEM_USERFAULT, TEST_GPA, TEST_SIZE, test_mem, &bitmap) == 0, "a slot with a bitmap");
     for (unsigned i = 0; i < 3; i++, page++) {
         uint64_t gpa = TEST_GPA + page * PAGE;
 
         start_at(kinds[i].what, gpa + (i < 2 ? 0x123 : 0));
-        error = enter();
-        ok(is_missing(error, gpa, kinds[i].flags), "%s of a page whose bit is set exits", kinds[i].name);
+        ok(misses(gpa, kinds[i].flags | FAULT_USERFAULT), "%s of a page whose bit is set exits", kinds[i].name);
         ok(uffd_event(0) == 0, "%s does not reach userfaultfd", kinds[i].name);
-        memset(contents, 0xf4, PAGE);
-        memcpy(contents, end_code, sizeof(end_code));
-        copy_contents(test_mem + page * PAGE, UFFDIO_COPY_MODE_DONTWAKE);
-        error = enter();
-        ok(is_missing(error, gpa, kinds[i].flags), "%s exits while the bit is set, though the page is there",
-           kinds[i].name);
+        copy_end(test_mem + page * PAGE);
+        ok(misses(gpa, kinds[i].flags | FAULT_USERFAULT),
+           "%s exits while the bit is set, though the page is there", kinds[i].name);
         __atomic_and_fetch(&bitmap, ~(1ull << page), __ATOMIC_RELEASE);
-        error = enter();
-        ok(is_done(error, i ? -1 : 0xf4), "%s goes on when the bit is clear", kinds[i].name);
+        ok(goes_on(i ? -1 : 0xf4), "%s goes on when the bit is clear", kinds[i].name);
     }
 
     bitmap &= ~(1ull << page);
@@ -572,36 +553,30 @@ static void test_userfault(void)
     ioctl(uffd, UFFDIO_ZEROPAGE, &zero);
     bitmap &= ~(1ull << page);
     start_at(READ, TEST_GPA + page * PAGE);
-    error = enter();
-    ok(is_done(error, 0), "a zero page, which the host maps read-only, does not exit");
+    ok(goes_on(0), "a zero page, which the host maps read-only, does not exit");
     page++;
 
     bitmap |= 1;
     start_at(READ, there);
-    error = enter();
-    ok(is_done(error, 0xf4), "a bit that is set later: the page is mapped still");
+    ok(goes_on(0xf4), "a bit that is set later: the page is mapped still");
     ok(set_userfault_slot(1, 0, TEST_GPA, TEST_SIZE, test_mem, NULL) == 0, "clear the flag of a slot in use");
     start_at(READ, there);
-    error = enter();
-    ok(is_done(error, 0xf4), "without the flag, bits do not matter");
+    ok(goes_on(0xf4), "without the flag, bits do not matter");
     ok(set_userfault_slot(1, MEM_USERFAULT, TEST_GPA, TEST_SIZE, test_mem, &bitmap) == 0,
        "set the flag of a slot in use");
     start_at(READ, there);
-    error = enter();
-    ok(is_missing(error, TEST_GPA, FAULT_READ | FAULT_USERFAULT), "what was mapped before exits: its bit is set");
+    ok(misses(TEST_GPA, FAULT_READ | FAULT_USERFAULT), "what was mapped before exits: its bit is set");
     bitmap &= ~1ull;
 
     ok(set_userfault_slot(1, MEM_USERFAULT | KVM_MEM_LOG_DIRTY_PAGES, TEST_GPA, TEST_SIZE, test_mem, &bitmap) == 0,
        "dirty logging on, flag kept");
     start_at(WRITE, TEST_GPA + page * PAGE);
-    error = enter();
-    ok(is_missing(error, TEST_GPA + page * PAGE, FAULT_WRITE | FAULT_USERFAULT), "a write exits with dirty logging");
+    ok(misses(TEST_GPA + page * PAGE, FAULT_WRITE | FAULT_USERFAULT), "a write exits with dirty logging");
     copy_page(test_mem + page * PAGE, 0x22, UFFDIO_COPY_MODE_DONTWAKE);
     bitmap &= ~(1ull << page);
-    error = enter();
     uint64_t dirty = 0;
     struct kvm_dirty_log log = { .slot = 1, .dirty_bitmap = &dirty };
-    ok(is_done(error, -1) && ioctl(vm, KVM_GET_DIRTY_LOG, &log) == 0 && dirty == 1ull << page,
+    ok(goes_on(-1) && ioctl(vm, KVM_GET_DIRTY_LOG, &log) == 0 && dirty == 1ull << page,
        "and the page is logged as dirty");
 
     void *gone = map(PAGE);
@@ -611,8 +586,7 @@ static void test_userfault(void)
     ok(set_userfault_slot(1, MEM_USERFAULT, TEST_GPA, TEST_SIZE, test_mem, gone) == 0, "another bitmap");
     munmap(gone, PAGE);
     start_at(READ, there);
-    error = enter();
-    ok(error == EFAULT && run->exit_reason != EXIT_MEMORY_FAULT, "a bitmap that is gone: EFAULT without the exit");
+    ok(enter() == EFAULT && run->exit_reason != EXIT_MEMORY_FAULT, "a bitmap that is gone: EFAULT without the exit");
     ok(set_userfault_slot(1, 0, TEST_GPA, TEST_SIZE, test_mem, NULL) == 0, "the flag off");
 }
 
@@ -622,7 +596,6 @@ static void test_userfault_huge(void)
     static uint64_t bitmap[HUGE / PAGE / 64];
     uint8_t *huge = mmap(NULL, HUGE, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_POPULATE, -1, 0);
-    int error;
 
     if (huge == MAP_FAILED) {
         bail("no page of 2 MiB (hugepages=)");
@@ -631,22 +604,17 @@ static void test_userfault_huge(void)
     bitmap[0] = 2;
     ok(set_userfault_slot(2, MEM_USERFAULT, HUGE_GPA, HUGE, huge, bitmap) == 0, "a slot of hugetlb memory");
     start_at(READ, HUGE_GPA);
-    error = enter();
-    ok(is_done(error, 0x44), "page 0 of 2 MiB, whose bit is clear, is mapped");
+    ok(goes_on(0x44), "page 0 of 2 MiB, whose bit is clear, is mapped");
     start_at(READ, HUGE_GPA + PAGE);
-    error = enter();
-    ok(is_missing(error, HUGE_GPA + PAGE, FAULT_READ | FAULT_USERFAULT), "page 1 of them exits");
+    ok(misses(HUGE_GPA + PAGE, FAULT_READ | FAULT_USERFAULT), "page 1 of them exits");
     start_at(READ, HUGE_GPA + 2 * PAGE);
-    error = enter();
-    ok(is_done(error, 0x44), "page 2 of them is mapped");
+    ok(goes_on(0x44), "page 2 of them is mapped");
     ok(set_userfault_slot(2, MEM_USERFAULT | KVM_MEM_LOG_DIRTY_PAGES, HUGE_GPA, HUGE, huge, bitmap) == 0 &&
        set_userfault_slot(2, MEM_USERFAULT, HUGE_GPA, HUGE, huge, bitmap) == 0, "dirty logging on and off");
     start_at(READ, HUGE_GPA);
-    error = enter();
-    ok(is_done(error, 0x44), "page 0 is mapped");
+    ok(goes_on(0x44), "page 0 is mapped");
     start_at(READ, HUGE_GPA + PAGE);
-    error = enter();
-    ok(is_missing(error, HUGE_GPA + PAGE, FAULT_READ | FAULT_USERFAULT), "page 1 exits as before");
+    ok(misses(HUGE_GPA + PAGE, FAULT_READ | FAULT_USERFAULT), "page 1 exits as before");
 }
 
 int main(int argc, char **argv)
