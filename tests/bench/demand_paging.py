@@ -19,8 +19,6 @@ BASE = "one reader"
 VARIANTS = {BASE: "", "exits": "-w", "exits, mapped at once": "-w -p", "exits by a bitmap": "-w -t"}
 # The first is what the kernel series was measured with.
 KINDS = {"minor faults of shmem": "-m", "missing anonymous memory": ""}
-# What exits must reach: at up to so many vCPUs, times the rate of one reader.
-WANTED = ((2, 2.0), (16, 1.0))
 TIMEOUT_S = 300
 
 
@@ -40,16 +38,6 @@ def ratio(runs, variant, key="pages_per_s"):
 
 def median(runs, key):
     return statistics.median(run[key] for run in runs)
-
-
-def verdicts(results):
-    """What was wanted, and whether it came."""
-    for kind, of in results.items():
-        for vcpus, runs in of.items():
-            wanted = next(least for most, least in WANTED if vcpus <= most)
-            reached = {v: ratio(runs, v)[0] for v in list(VARIANTS)[1:]}
-            yield (f"{kind}, {vcpus} vCPUs, wanted {wanted:.1f} x one reader: " + ", ".join(
-                f"{v} {r:.2f} x {'(reached)' if r >= wanted else '(NOT REACHED)'}" for v, r in reached.items()))
 
 
 def tables(results):
@@ -111,7 +99,7 @@ def run(options):
     text = "\n".join([
         f"{options.rounds} rounds, interleaved, {options.memory} MiB for each vCPU, one userfaultfd for all memory.",
         "",
-        *tables(results), *(f"* {line}" for line in verdicts(results))])
+        *tables(results)])
     print(text)
     bench.write("demand-paging", {
         "about": about, "settings": {"memory_per_vcpu_mib": options.memory, "rounds_count": options.rounds},

@@ -48,9 +48,6 @@ LOADS: dict[str, dict[str, Any]] = {
     "zeros": {"pattern": "zerowrite", "zero": 90},  # disjoint; most pages are zero, and read before written
 }
 Case = namedtuple("Case", "backend load vcpus")
-# What exits must reach of the touches that waited, as a share of stock's, in WANTED_CASE.
-WANTED = {"latency_p50_us": 0.7, "latency_p99_us": 1.0}
-WANTED_CASE = ("disjoint", 4)
 # Stock QEMU leaves TCP_NODELAY off: some requests wait 40 ms for a delayed acknowledgement.
 URIS = {"tcp": "tcp:127.0.0.1:{port}", "unix": "unix:{tmp}/migration.sock"}
 TICKS_PER_S = 100       # of /proc/PID/stat
@@ -227,16 +224,6 @@ def show(measured, rounds):
         print(table(results))
 
 
-def verdicts(measured):
-    for case, results in measured.items():
-        if (case.load, case.vcpus) != WANTED_CASE or not {"stock", "exits on"} <= results.keys():
-            continue
-        for key, wanted in WANTED.items():
-            stock, exits = (statistics.median(run[key] for run in results[v]) for v in ("stock", "exits on"))
-            yield (f"{name_of(case)}: {key} with exits on {exits / stock:.2f} x stock, wanted at most {wanted} x: "
-                   f"{'reached' if exits / stock <= wanted else 'NOT REACHED'}")
-
-
 def draw(name, title, measured):
     drawn = [(f"{name}-latencies", "distributions of latencies")]
     pictures.distributions(f"{name}-latencies", f"{title}: touches that waited", {
@@ -325,8 +312,7 @@ def publish(options, about, network, measured):
              + (f", {', '.join(options.load)} load" if options.load else "")
              + (", a link with delay" if network else "") + bench.icount_title(options))
     text = (f"{options.memory} MiB of guest (hugetlb: twice as much); {transport}.\n"
-            f"```{bench.printed(show, measured, options.rounds)}```\n"
-            + "\n".join(f"* {line}" for line in verdicts(measured)))
+            f"```{bench.printed(show, measured, options.rounds)}```\n")
     runs = [case._asdict() | {"variants": of} for case, of in measured.items()]
     bench.write(options.name, {"about": about, "settings": settings, "runs": runs},
                 title, text, draw(options.name, title, measured))

@@ -41,6 +41,7 @@ FULL_MIB = 1792
 FULL_SHARE = 0.8
 WAIT_US = 100               # a touch that took longer has waited
 TIMEOUT_S = 300
+SETTLE_S = 1                # the guest writes before
 # Ways of protect.c, and what each is in QEMU.
 WAYS = {
     "default": "protected as it is: first writes to empty pages are missed",
@@ -104,7 +105,7 @@ def measure(lab, variant, case, options):
                  mem=case["written_mib"], seed=1, time=1) as machine:
         side = machine.side
         boot = side.wait_event("boot")
-        time.sleep(options.settle)
+        time.sleep(SETTLE_S)
         buckets = boot["times_address"], 4 * guest.TIMES_BUCKETS * options.cpus
         before, times = memory_kib(machine), side.memory(*buckets)
         side.qmp.get_events()
@@ -144,10 +145,8 @@ def cases(options):
         if memory == "memfd" and (full or thp):
             continue        # the host's setting for shmem decides about huge pages
         mib = gib * 1024
-        case = {"guest_mib": mib, "full": full, "thp": thp, "memory": memory,
-                "written_mib": min(int(mib * FULL_SHARE) & ~1, FULL_MIB) if full else EMPTY_MIB}
-        if options.only in name_of(case):
-            yield case
+        yield {"guest_mib": mib, "full": full, "thp": thp, "memory": memory,
+               "written_mib": min(int(mib * FULL_SHARE) & ~1, FULL_MIB) if full else EMPTY_MIB}
 
 
 def name_of(case):
@@ -212,7 +211,7 @@ def run(options):
     where = ("snapshot-lab", "in the lab") if options.lab else ("snapshot", "on the host's kernel")
     bench.write(where[0], {
         "about": about, "settings": {"vcpus_count": options.cpus, "seed": 1,
-                                     "rounds_count": options.rounds, "settle_s": options.settle,
+                                     "rounds_count": options.rounds, "settle_s": SETTLE_S,
                                      "ways_mib": options.ways_mib},
         "protect": [{"thp": thp, "way": way, "published_us": PUBLISHED_US[thp].get(way), "runs": of}
                     for thp, by_way in ways.items() for way, of in by_way.items()],
@@ -225,12 +224,8 @@ def main():
     parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="of the guest (1 4 8; in the lab 1)")
     parser.add_argument("--ways-mib", type=int, metavar="MIB",
                         help="of empty memory, without QEMU (4096; in the lab and with --quick 1024)")
-    parser.add_argument("--only", default="", metavar="TEXT",
-                        help="cases whose name has it, like 'THP on'")
     parser.add_argument("--rounds", type=int, help="snapshots of each case (3)")
     parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
-    parser.add_argument("--settle", type=float, default=1, metavar="S",
-                        help="let the guest write for so long before (1)")
     parser.add_argument("--lab", action="store_true", help="in the lab, not on this host")
     parser.add_argument("--accel", choices=("tcg", "kvm"), default="tcg",
                         help="of the guest, without --lab (tcg)")
