@@ -175,6 +175,10 @@ class ClockPair(TimePair):
         self.source.wait_event("ready")
         was = offsets(self.source)
         migrate(self, gap_s, postcopy, meanwhile)
+        return self.jump_since(was)
+
+    def jump_since(self, was: list[int]) -> Jump:
+        """From offsets and the last reports on the source to the first ones on the destination."""
         return self.jump(was, clocks(self.source, self.cpus, 0, last=True), self.destination,
                          clocks(self.destination, self.cpus, 1))
 

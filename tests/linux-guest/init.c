@@ -51,7 +51,6 @@ static struct parameter {
     { "interval", 250 },                /* ms between reports */
     { "offline", 0 },                   /* a thread takes the last processor off and on */
     { "clocks", 0 },                    /* threads that compare the readings of all, a processor each */
-    { "huge", 0 },                      /* transparent huge pages in the guest, too */
     { "ptp", 0 },                       /* phc2sys corrects the time of day by a PTP clock, whose
                                            time is ahead by that many seconds: TAI - UTC */
     { "disk", 0 },                      /* MiB of /dev/vda that a thread writes and reads, in twice
@@ -60,7 +59,7 @@ static struct parameter {
                                            with the initial RAM disk of /dev/vdb */
 };
 
-enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, HUGE, PTP, DISK, KEXEC };
+enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, PTP, DISK, KEXEC };
 
 #define P(what) (parameters[what].value)
 
@@ -620,7 +619,7 @@ int main(void)
     if (memory == MAP_FAILED || generations == MAP_FAILED) {
         say("bad mmap\n");
     }
-    madvise(memory, pages * PAGE, P(HUGE) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    madvise(memory, pages * PAGE, MADV_NOHUGEPAGE);
     for (unsigned long i = 0; i < pages; i++) {
         fill(i);
     }
