@@ -67,6 +67,8 @@ static inline PostcopyRequests *requests_start(void (*deferred)(void))
     return r;
 }
 
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(PostcopyRequests, postcopy_requests_free)
+
 static inline void complete(PostcopyRequests *r, unsigned n)
 {
     PostcopyPage page = page_of(n);

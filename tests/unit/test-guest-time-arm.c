@@ -8,10 +8,13 @@
 #include "migration/guest-time.h"
 #include "target/arm/kvm-guest-time-math.h"
 
-static void check(GuestCounterOffset offset, uint64_t low, uint64_t width)
+/* The guest has read @guest when the host's counter was @before to @after */
+static void narrow(GuestCounterOffset *offset, uint64_t before, uint64_t after,
+                   uint64_t guest, uint64_t low, uint64_t width)
 {
-    g_assert_cmpuint(offset.low, ==, low);
-    g_assert_cmpuint(offset.width, ==, width);
+    guest_counter_narrow(offset, before, after, guest);
+    g_assert_cmpuint(offset->low, ==, low);
+    g_assert_cmpuint(offset->width, ==, width);
 }
 
 static void test_narrow(void)
@@ -19,27 +22,20 @@ static void test_narrow(void)
     GuestCounterOffset offset = GUEST_COUNTER_OFFSET_ANY;
 
     /* From 900 to 1000 */
-    guest_counter_narrow(&offset, 5000, 5100, 4100);
-    check(offset, 900, 100);
+    narrow(&offset, 5000, 5100, 4100, 900, 100);
     /* From 950 to 1030: the upper half is left */
-    guest_counter_narrow(&offset, 6000, 6080, 5050);
-    check(offset, 950, 50);
+    narrow(&offset, 6000, 6080, 5050, 950, 50);
     /* From 900 to 980: not above that */
-    guest_counter_narrow(&offset, 7000, 7080, 6100);
-    check(offset, 950, 30);
+    narrow(&offset, 7000, 7080, 6100, 950, 30);
     /* From 960 to 965: within */
-    guest_counter_narrow(&offset, 8000, 8005, 7040);
-    check(offset, 960, 5);
+    narrow(&offset, 8000, 8005, 7040, 960, 5);
     /* From 0 to 2000: says nothing new */
-    guest_counter_narrow(&offset, 9000, 11000, 9000);
-    check(offset, 960, 5);
+    narrow(&offset, 9000, 11000, 9000, 960, 5);
     g_assert_cmpuint(guest_counter_offset(&offset), ==, 962);
 
     /* From 965 to 970, and from 965 to 965: they meet at the end */
-    guest_counter_narrow(&offset, 2000, 2005, 1035);
-    check(offset, 965, 0);
-    guest_counter_narrow(&offset, 3000, 3000, 2035);
-    check(offset, 965, 0);
+    narrow(&offset, 2000, 2005, 1035, 965, 0);
+    narrow(&offset, 3000, 3000, 2035, 965, 0);
 }
 
 static void test_narrow_around_zero(void)
@@ -47,36 +43,27 @@ static void test_narrow_around_zero(void)
     GuestCounterOffset offset = GUEST_COUNTER_OFFSET_ANY;
 
     /* From -100 to 100, then from -20 to 200, then from -300 to 10 */
-    guest_counter_narrow(&offset, 1000, 1200, 1100);
-    check(offset, -100ULL, 200);
-    guest_counter_narrow(&offset, 2000, 2220, 2020);
-    check(offset, -20ULL, 120);
-    guest_counter_narrow(&offset, 3000, 3310, 3300);
-    check(offset, -20ULL, 30);
+    narrow(&offset, 1000, 1200, 1100, -100ULL, 200);
+    narrow(&offset, 2000, 2220, 2020, -20ULL, 120);
+    narrow(&offset, 3000, 3310, 3300, -20ULL, 30);
     g_assert_cmpuint(guest_counter_offset(&offset), ==, -5ULL);
 
     /* The host's counter wraps */
     offset = GUEST_COUNTER_OFFSET_ANY;
-    guest_counter_narrow(&offset, -10ULL, 10, -110ULL);
-    check(offset, 100, 20);
-    guest_counter_narrow(&offset, 5, 15, -100ULL);
-    check(offset, 105, 10);
+    narrow(&offset, -10ULL, 10, -110ULL, 100, 20);
+    narrow(&offset, 5, 15, -100ULL, 105, 10);
 }
 
 static void test_another_offset(void)
 {
     GuestCounterOffset offset = GUEST_COUNTER_OFFSET_ANY;
 
-    guest_counter_narrow(&offset, 5000, 5100, 4100);
-    check(offset, 900, 100);
+    narrow(&offset, 5000, 5100, 4100, 900, 100);
     /* From 1001 on, and up to 899: what was known is no more */
-    guest_counter_narrow(&offset, 6000, 6010, 4999);
-    check(offset, 1001, 10);
-    guest_counter_narrow(&offset, 7000, 7010, 6010);
-    check(offset, 990, 10);
+    narrow(&offset, 6000, 6010, 4999, 1001, 10);
+    narrow(&offset, 7000, 7010, 6010, 990, 10);
     /* Half of all values away */
-    guest_counter_narrow(&offset, 1ULL << 63, (1ULL << 63) + 7, 0);
-    check(offset, 1ULL << 63, 7);
+    narrow(&offset, 1ULL << 63, (1ULL << 63) + 7, 0, 1ULL << 63, 7);
 }
 
 static void test_ticks(void)

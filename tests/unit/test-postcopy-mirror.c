@@ -57,7 +57,7 @@ static void ram_init(RAMBlock *rb, int fd)
     g_assert(rb->host != MAP_FAILED);
 }
 
-static void ram_destroy(RAMBlock *rb)
+static void ram_destroy(RAMBlock *rb, gconstpointer data)
 {
     postcopy_mirrors_stop(&mirrors);
     postcopy_mirror_close(rb);
@@ -66,7 +66,7 @@ static void ram_destroy(RAMBlock *rb)
     close(rb->fd);
 }
 
-static void memfd_init(RAMBlock *rb)
+static void memfd_init(RAMBlock *rb, gconstpointer data)
 {
     ram_init(rb, memfd_create("test", MFD_CLOEXEC));
 }
@@ -96,62 +96,48 @@ static void assert_no_mirror(RAMBlock *rb, bool others)
     g_assert(!postcopy_mirror(rb, 0));
 }
 
-static void test_none(void)
+static void test_none(RAMBlock *rb, gconstpointer data)
 {
-    RAMBlock rb;
-
-    memfd_init(&rb);
-    assert_no_mirror(&rb, true);
-    rb.page_size = 4 * KiB;
-    assert_no_mirror(&rb, false);
-    rb.page_size = HUGE;
-    rb.flags = 0;
-    assert_no_mirror(&rb, false);
+    assert_no_mirror(rb, true);
+    rb->page_size = 4 * KiB;
+    assert_no_mirror(rb, false);
+    rb->page_size = HUGE;
+    rb->flags = 0;
+    assert_no_mirror(rb, false);
     postcopy_mirrors_start(&mirrors);
-    ram_destroy(&rb);
 }
 
-static void test_same_memory(void)
+static void test_same_memory(RAMBlock *rb, gconstpointer data)
 {
-    RAMBlock rb;
-
-    memfd_init(&rb);
-    g_assert_cmpuint(postcopy_mirror_open(&mirrors, &rb, false), ==,
+    g_assert_cmpuint(postcopy_mirror_open(&mirrors, rb, false), ==,
                      UFFDIO_REGISTER_MODE_MINOR);
-    *(char *)postcopy_mirror(&rb, HUGE + 1) = 42;
-    g_assert_cmpint(((char *)rb.host)[HUGE + 1], ==, 42);
-    ram_destroy(&rb);
+    *(char *)postcopy_mirror(rb, HUGE + 1) = 42;
+    g_assert_cmpint(((char *)rb->host)[HUGE + 1], ==, 42);
 }
 
-static void test_memory_comes_before(void)
+static void test_memory_comes_before(RAMBlock *rb, gconstpointer data)
 {
-    RAMBlock rb;
-
-    memfd_init(&rb);
-    postcopy_mirror_open(&mirrors, &rb, false);
-    ((char *)postcopy_mirror(&rb, 0))[HUGE] = 42;
+    postcopy_mirror_open(&mirrors, rb, false);
+    ((char *)postcopy_mirror(rb, 0))[HUGE] = 42;
     postcopy_mirrors_start(&mirrors);
-    wait_for_memory(&rb);
-    g_assert_cmpint(((char *)rb.host)[HUGE], ==, 42);
-    ram_destroy(&rb);
+    wait_for_memory(rb);
+    g_assert_cmpint(((char *)rb->host)[HUGE], ==, 42);
 }
 
-static void test_not_for_unplugged_memory(void)
+static void test_not_for_unplugged_memory(RAMBlock *rb, gconstpointer data)
 {
     MemoryRegion mr = { .rdm = (void *)&mr };   /* is asked for nothing */
-    RAMBlock unplugged, rb;
+    RAMBlock unplugged;
 
-    memfd_init(&unplugged);
-    memfd_init(&rb);
+    memfd_init(&unplugged, NULL);
     unplugged.mr = &mr;
     postcopy_mirror_open(&mirrors, &unplugged, false);
-    postcopy_mirror_open(&mirrors, &rb, false);
+    postcopy_mirror_open(&mirrors, rb, false);
     postcopy_mirrors_start(&mirrors);
     /* They are gone through in order. */
-    wait_for_memory(&rb);
+    wait_for_memory(rb);
     g_assert_cmpuint(memory(&unplugged), ==, 0);
-    ram_destroy(&rb);
-    ram_destroy(&unplugged);
+    ram_destroy(&unplugged, NULL);
 }
 
 static void test_stopped_early(void)
@@ -159,11 +145,11 @@ static void test_stopped_early(void)
     for (int i = 0; i < 50; i++) {
         RAMBlock rb;
 
-        memfd_init(&rb);
+        memfd_init(&rb, NULL);
         postcopy_mirror_open(&mirrors, &rb, false);
         postcopy_mirrors_start(&mirrors);
         g_usleep(i * 20);
-        ram_destroy(&rb);
+        ram_destroy(&rb, NULL);
     }
 }
 
@@ -190,7 +176,7 @@ static void test_policy(void)
         g_assert_cmpint(mode, ==, MPOL_BIND);
         g_assert_cmpuint(nodes[0], ==, 1);
     }
-    ram_destroy(&rb);
+    ram_destroy(&rb, NULL);
 }
 
 int main(int argc, char **argv)
@@ -203,12 +189,13 @@ int main(int argc, char **argv)
         g_test_message("no userfaultfd, or none with minor faults");
         return 77;
     }
-    g_test_add_func("/postcopy-mirror/none", test_none);
-    g_test_add_func("/postcopy-mirror/same-memory", test_same_memory);
-    g_test_add_func("/postcopy-mirror/memory-comes-before",
-                    test_memory_comes_before);
-    g_test_add_func("/postcopy-mirror/not-for-unplugged-memory",
-                    test_not_for_unplugged_memory);
+#define TEST(name, fn) \
+    g_test_add("/postcopy-mirror/" name, RAMBlock, NULL, memfd_init, fn, \
+               ram_destroy)
+    TEST("none", test_none);
+    TEST("same-memory", test_same_memory);
+    TEST("memory-comes-before", test_memory_comes_before);
+    TEST("not-for-unplugged-memory", test_not_for_unplugged_memory);
     g_test_add_func("/postcopy-mirror/stopped-early", test_stopped_early);
     g_test_add_func("/postcopy-mirror/policy", test_policy);
     return g_test_run();

@@ -80,7 +80,7 @@ static unsigned outstanding(PostcopyRequests *r, PostcopyOldest *oldest)
 
 static void test_once(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyFaultStats counts;
     PostcopyOldest oldest;
     unsigned pages[PAGES];
@@ -121,70 +121,56 @@ static void test_once(void)
     g_assert_cmpuint(counts.wakes, ==, 4);
     g_assert_cmpuint(counts.wakes_saved, ==, 1);
     g_assert_cmpuint(counts.copied_bytes, ==, 3 * PAGE);
-    postcopy_requests_free(r);
 }
 
-static bool claim(PostcopyRequests *r, unsigned n, bool *uffd, bool *vcpu)
-{
-    PostcopyPage page = page_of(n);
-    PostcopyClaim claim;
+enum { DROP = 1, ASKED = 2, UFFD = 4, VCPU = 8 };
 
-    g_assert_cmpuint(postcopy_request_claim(r, &page, 1, false, &claim), ==, 1);
-    *uffd = claim.uffd;
-    *vcpu = claim.vcpu;
-    return !claim.drop;
+/* Of @n pages, the first @claimed are, with these flags */
+static void claim(PostcopyRequests *r, unsigned first, unsigned n, bool zero,
+                  unsigned claimed, unsigned flags)
+{
+    PostcopyPage page = page_of(first);
+    PostcopyClaim c;
+
+    g_assert_cmpuint(postcopy_request_claim(r, &page, n, zero, &c), ==,
+                     claimed);
+    g_assert_cmphex(c.drop ? DROP : c.asked * ASKED + c.uffd * UFFD +
+                                    c.vcpu * VCPU, ==, flags);
 }
 
 /* A page that is filled where it lies is filled by one thread, and once */
 static void test_claim(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyPage page = page_of(0);
     PostcopyFaultStats counts;
     PostcopyWaiter waiter;
-    bool uffd, vcpu;
 
     postcopy_waiter_init(&waiter);
-    g_assert_true(claim(r, 0, &uffd, &vcpu));
-    g_assert_false(uffd);
-    g_assert_false(vcpu);
-    g_assert_false(claim(r, 0, &uffd, &vcpu));
+    claim(r, 0, 1, false, 1, 0);
+    claim(r, 0, 1, false, 1, DROP);
     postcopy_requests_unclaim_all(r);
     begin(r, 0, NULL);
-    g_assert_true(claim(r, 0, &uffd, &vcpu));
-    g_assert_true(uffd);
-    g_assert_false(vcpu);
+    claim(r, 0, 1, false, 1, ASKED | UFFD);
     postcopy_request_unclaim(r, &page);
     begin(r, 0, &waiter);
-    g_assert_true(claim(r, 0, &uffd, &vcpu));
-    g_assert_true(uffd);
-    g_assert_true(vcpu);
+    claim(r, 0, 1, false, 1, ASKED | UFFD | VCPU);
     complete(r, 0);
     g_assert_true(postcopy_request_wait(r, &waiter));
-    g_assert_false(claim(r, 0, &uffd, &vcpu));
+    claim(r, 0, 1, false, 1, DROP);
 
     postcopy_requests_stats(r, &counts);
     g_assert_cmpuint(counts.duplicates, ==, 2);
     postcopy_waiter_destroy(&waiter);
-    postcopy_requests_free(r);
-}
-
-static unsigned claim_run(PostcopyRequests *r, unsigned page, unsigned n,
-                          bool zero, PostcopyClaim *claim)
-{
-    PostcopyPage first = page_of(page);
-
-    return postcopy_request_claim(r, &first, n, zero, claim);
 }
 
 /* Pages that come together: as far as the same is to be done with them */
 static void test_claim_run(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyPage first = page_of(4);
     PostcopyFaultStats counts;
     PostcopyWaiter waiter;
-    PostcopyClaim claim;
 
     postcopy_waiter_init(&waiter);
     for (unsigned page = 4; page < 10; page++) {
@@ -192,20 +178,12 @@ static void test_claim_run(void)
     }
     complete(r, 8);
 
-    g_assert_cmpuint(claim_run(r, 4, 6, false, &claim), ==, 4);
-    g_assert_false(claim.drop);
-    g_assert_true(claim.asked);
-    g_assert_true(claim.uffd);
-    g_assert_true(claim.vcpu);
+    claim(r, 4, 6, false, 4, ASKED | UFFD | VCPU);
     /* Another channel, meanwhile: neither within nor around the claim */
-    g_assert_cmpuint(claim_run(r, 5, 1, false, &claim), ==, 1);
-    g_assert_true(claim.drop);
-    g_assert_cmpuint(claim_run(r, 3, 7, false, &claim), ==, 1);
-    g_assert_false(claim.drop);
-    g_assert_false(claim.asked);
+    claim(r, 5, 1, false, 1, DROP);
+    claim(r, 3, 7, false, 1, 0);
     complete(r, 3);
-    g_assert_cmpuint(claim_run(r, 8, 2, false, &claim), ==, 1);
-    g_assert_true(claim.drop);
+    claim(r, 8, 2, false, 1, DROP);
 
     g_assert_true(postcopy_request_complete(r, &first, 4, POSTCOPY_PLACE_COPY,
                                             true));
@@ -219,24 +197,21 @@ static void test_claim_run(void)
     for (unsigned page = 20; page < 23; page++) {
         begin(r, page, page == 21 ? &waiter : NULL);
     }
-    g_assert_cmpuint(claim_run(r, 20, 3, true, &claim), ==, 1);
-    g_assert_false(claim.vcpu);
-    g_assert_cmpuint(claim_run(r, 21, 2, true, &claim), ==, 1);
-    g_assert_true(claim.vcpu);
+    claim(r, 20, 3, true, 1, ASKED | UFFD);
+    claim(r, 21, 2, true, 1, ASKED | VCPU);
 
     postcopy_requests_stats(r, &counts);
     g_assert_cmpuint(counts.duplicates, ==, 2);
     g_assert_cmpuint(counts.copied_bytes, ==, 6 * PAGE);
     postcopy_requests_stop(r);
     postcopy_waiter_destroy(&waiter);
-    postcopy_requests_free(r);
 }
 
 /* Received pages are populated together, and a missing one ends the run */
 static void test_run(void)
 {
     enum { WINDOW = 16 * PAGE };
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyPage run = page_of(20);
 
     for (int page = 0; page < PAGES; page++) {
@@ -263,13 +238,12 @@ static void test_run(void)
     postcopy_requests_run(r, &run, PAGES * PAGE, WINDOW);
     g_assert_cmpuint(run.start, ==, 40 * PAGE);
     g_assert_cmpuint(run.size, ==, PAGE);
-    postcopy_requests_free(r);
 }
 
 /* The sender is woken once, and has what was not received meanwhile */
 static void test_defer(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyPage page;
 
     sender_woken = 0;
@@ -299,13 +273,12 @@ static void test_defer(void)
     g_assert_cmpuint(sender_woken, ==, 2);
     postcopy_requests_stop(r);
     g_assert_false(postcopy_requests_next_deferred(r, &page));
-    postcopy_requests_free(r);
 }
 
 /* A thread that is interrupted while it waits, and comes back, is one fault */
 static void test_again(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyFaultStats counts;
     PostcopyMeter meter, next;
 
@@ -326,7 +299,6 @@ static void test_again(void)
     g_assert_cmpuint(meter.others.count, ==, 2);
     postcopy_meter_destroy(&next);
     postcopy_meter_destroy(&meter);
-    postcopy_requests_free(r);
 }
 
 static void test_meter(void)
@@ -354,7 +326,7 @@ static void test_meter(void)
 
 static void test_stopped(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyWaiter waiter;
 
     postcopy_waiter_init(&waiter);
@@ -365,7 +337,6 @@ static void test_stopped(void)
     postcopy_requests_start(r);
     g_assert_cmpint(begin(r, 0, NULL), ==, POSTCOPY_PAGE_REQUEST);
     postcopy_waiter_destroy(&waiter);
-    postcopy_requests_free(r);
 }
 
 typedef struct Wait {
@@ -384,7 +355,7 @@ static void *wait_fn(void *opaque)
 
 static void test_waiters(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyFaultStats counts;
     PostcopyMeter meter;
     QemuThread threads[VCPUS];
@@ -411,13 +382,12 @@ static void test_waiters(void)
     g_assert_cmpuint(g_array_index(meter.vcpus, PostcopyLatency, 0).count, ==,
                      VCPUS);
     postcopy_meter_destroy(&meter);
-    postcopy_requests_free(r);
 }
 
 /* Those who wait for what will never come do not wait for ever */
 static void test_stop_wakes(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyOldest oldest;
     QemuThread thread;
     Wait w = { .r = r };
@@ -432,18 +402,17 @@ static void test_stop_wakes(void)
     g_assert_true(postcopy_requests_wait_empty(r, 0));
     g_assert_cmpuint(outstanding(r, &oldest), ==, 0);
     postcopy_waiter_destroy(&w.waiter);
-    postcopy_requests_free(r);
 }
 
 /* Pages that nobody has missed yet are awaited, too, and requested anew last */
 static void test_ahead(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyPage first = page_of(8), missed = page_of(10);
     PostcopyFaultStats counts;
     g_autoptr(GArray) list = NULL;
     PostcopyOldest oldest;
-    PostcopyClaim claim;
+    PostcopyClaim claimed;
     int64_t requested;
 
     complete(r, 9);
@@ -468,15 +437,14 @@ static void test_ahead(void)
     g_assert_cmpuint(counts.ahead_missed, ==, 1);
 
     /* The round trip is not the time for which somebody waits */
-    postcopy_request_claim(r, &missed, 1, false, &claim);
-    g_assert_cmpint(claim.requested, <=, requested);
+    postcopy_request_claim(r, &missed, 1, false, &claimed);
+    g_assert_cmpint(claimed.requested, <=, requested);
     complete(r, 10);
     complete(r, 11);
     g_assert_false(postcopy_requests_wait_empty(r, 1));
     complete(r, 8);
     complete(r, 12);
     g_assert_true(postcopy_requests_wait_empty(r, 0));
-    postcopy_requests_free(r);
 }
 
 static bool stopped;
@@ -491,13 +459,12 @@ static void *stop_fn(void *opaque)
 /* Who places a page when all is over is waited for, and nobody begins to */
 static void test_stop_waits(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     QemuThread thread;
-    bool uffd, vcpu;
 
     begin(r, 0, NULL);
     g_assert_true(postcopy_requests_enter(r));
-    g_assert_true(claim(r, 0, &uffd, &vcpu));
+    claim(r, 0, 1, false, 1, ASKED | UFFD);
     start_thread(&thread, stop_fn, r);
     while (begin(r, 1, NULL) != POSTCOPY_PAGE_RECEIVED) {
         /* not stopped yet */
@@ -513,8 +480,7 @@ static void test_stop_waits(void)
     postcopy_requests_leave(r);
     qemu_thread_join(&thread);
     g_assert_true(received_map[0]);
-    g_assert_false(claim(r, 1, &uffd, &vcpu));
-    postcopy_requests_free(r);
+    claim(r, 1, 1, false, 1, DROP);
 }
 
 static void *complete_fn(void *opaque)
@@ -527,7 +493,7 @@ static void *complete_fn(void *opaque)
 /* The last page ends the wait for it, long before its time is over */
 static void test_wait_empty(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     int64_t begun_us = g_get_monotonic_time();
     QemuThread thread;
 
@@ -536,12 +502,11 @@ static void test_wait_empty(void)
     g_assert_true(postcopy_requests_wait_empty(r, 60 * 1000));
     g_assert_cmpint(g_get_monotonic_time() - begun_us, <, 30 * G_USEC_PER_SEC);
     qemu_thread_join(&thread);
-    postcopy_requests_free(r);
 }
 
 static void test_kick(void)
 {
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyFaultStats counts;
     QemuThread thread;
     Wait w = { .r = r };
@@ -572,14 +537,13 @@ static void test_kick(void)
     g_assert_cmpuint(counts.populated, ==, 1);
     g_assert_cmpuint(counts.requests, ==, 1);
     postcopy_waiter_destroy(&w.waiter);
-    postcopy_requests_free(r);
 }
 
 /* What a fault costs in here; with "-m perf" */
 static void test_perf(void)
 {
     enum { FAULTS = 1000 * 1000 };
-    PostcopyRequests *r = setup();
+    g_autoptr(PostcopyRequests) r = setup();
     PostcopyMeter meter;
     int64_t begun = get_clock();
     double ns;
@@ -591,7 +555,6 @@ static void test_perf(void)
     }
     ns = (double)(get_clock() - begun) / FAULTS;
     g_test_minimized_result(ns, "%.0f ns: a fault in the request core", ns);
-    postcopy_requests_free(r);
 
     postcopy_meter_init(&meter);
     begun = get_clock();
@@ -613,14 +576,14 @@ typedef struct Stress {
     uint64_t kicked;
 } Stress;
 
-typedef struct VCPU {
+typedef struct StressVCPU {
     Stress *s;
     unsigned index;
-} VCPU;
+} StressVCPU;
 
 static void *stress_vcpu(void *opaque)
 {
-    VCPU *vcpu = opaque;
+    StressVCPU *vcpu = opaque;
     Stress *s = vcpu->s;
     PostcopyWaiter *waiter = &s->waiters[vcpu->index];
     g_autoptr(GRand) rand = g_rand_new_with_seed(vcpu->index);
@@ -682,14 +645,14 @@ static void test_stress(void)
     for (int round = 0; round < ROUNDS; round++) {
         Stress s = { .r = setup(), .vcpus_left = VCPUS };
         QemuThread vcpus[VCPUS], kick, source;
-        VCPU args[VCPUS];
+        StressVCPU args[VCPUS];
         PostcopyFaultStats counts;
         unsigned n_asked = 0;
 
         g_assert_true(g_unix_open_pipe(s.wire, FD_CLOEXEC, NULL));
         for (int i = 0; i < VCPUS; i++) {
             postcopy_waiter_init(&s.waiters[i]);
-            args[i] = (VCPU) { &s, i };
+            args[i] = (StressVCPU) { &s, i };
         }
         start_thread(&source, stress_source, &s);
         start_thread(&kick, stress_kick, &s);
