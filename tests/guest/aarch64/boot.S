@@ -47,29 +47,24 @@ vectors:
         .balign 128
         .endr
 
+        .macro  caller_saved op
+        \op     x0, x1, [sp]
+        \op     x2, x3, [sp, #16]
+        \op     x4, x5, [sp, #32]
+        \op     x6, x7, [sp, #48]
+        \op     x8, x9, [sp, #64]
+        \op     x10, x11, [sp, #80]
+        \op     x12, x13, [sp, #96]
+        \op     x14, x15, [sp, #112]
+        \op     x16, x17, [sp, #128]
+        \op     x18, x30, [sp, #144]
+        .endm
+
 enter_interrupt:
         sub     sp, sp, #160
-        stp     x0, x1, [sp]
-        stp     x2, x3, [sp, #16]
-        stp     x4, x5, [sp, #32]
-        stp     x6, x7, [sp, #48]
-        stp     x8, x9, [sp, #64]
-        stp     x10, x11, [sp, #80]
-        stp     x12, x13, [sp, #96]
-        stp     x14, x15, [sp, #112]
-        stp     x16, x17, [sp, #128]
-        stp     x18, x30, [sp, #144]
+        caller_saved stp
         bl      interrupt
-        ldp     x0, x1, [sp]
-        ldp     x2, x3, [sp, #16]
-        ldp     x4, x5, [sp, #32]
-        ldp     x6, x7, [sp, #48]
-        ldp     x8, x9, [sp, #64]
-        ldp     x10, x11, [sp, #80]
-        ldp     x12, x13, [sp, #96]
-        ldp     x14, x15, [sp, #112]
-        ldp     x16, x17, [sp, #128]
-        ldp     x18, x30, [sp, #144]
+        caller_saved ldp
         add     sp, sp, #160
         eret
 
