@@ -126,14 +126,9 @@ static int64_t call(uint32_t function, uint64_t a, uint64_t b, uint64_t c,
 #define sdei(function, ...) sdei_(function, ##__VA_ARGS__, 0, 0, 0)
 #define sdei_(function, a, b, c, ...) call(function, a, b, c, 0, 0)
 
-static uint32_t cpu_of(uint64_t mpidr)
-{
-    return mpidr & 0xff;            /* no more than a cluster */
-}
-
 static uint32_t this_cpu(void)
 {
-    return cpu_of(read_sysreg(mpidr_el1));
+    return read_sysreg(mpidr_el1) & 0xff;   /* no more than a cluster */
 }
 
 static int64_t status(int event)

@@ -19,7 +19,6 @@
 #define EN_ENABLED          1
 #define EN_SEND_ALWAYS      2
 #define EN_BY_INTERRUPT     8
-#define PAGE_NOT_PRESENT    1   /* in flags */
 #define WAKE_ALL            0xffffffff
 #define ASYNC_VECTOR        0x40
 

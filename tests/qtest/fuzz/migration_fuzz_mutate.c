@@ -15,10 +15,6 @@
 #include "migration_fuzz.h"
 
 /* Of migration/savevm.c, migration/ram.h and migration/migration.h */
-#define CMD_ADVISE          3
-#define CMD_DISCARD         6
-#define CMD_PACKAGED        7
-#define CMD_RECV_BITMAP     10
 #define CMD__MAX            12
 #define RAM_ZERO            0x002
 #define RAM_MEM_SIZE        0x004
