@@ -194,7 +194,8 @@ def run(options):
 
 def main():
     parser = cli.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="(3)")
+    parser.add_argument("--quick", action="store_true", help="1 round")
+    parser.add_argument("--rounds", type=int, help="(3)")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--host", action="store_true", help="on this machine, not in the lab")
     bench.add_icount(place)
@@ -206,6 +207,7 @@ def main():
     parser.add_argument("--span", type=float, default=0.5, metavar="S", help="time of one measurement (0.5)")
     parser.add_argument("--name", help="of the report (threads, threads-host)")
     options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else 3)
     options.memory = options.memory or (1024 if options.host else 256 if options.icount else 64)
     options.name = options.name or ("threads-host" if options.host else "threads")
     cli.main("bench", run, options)
