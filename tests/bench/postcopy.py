@@ -145,10 +145,12 @@ def migrate(lab, variant, case, options, network=None):
     """One migration; its figures."""
     qemu, exits, fetch = VARIANTS[variant]
     huge = case.backend == "hugetlb"
-    bandwidth = options.background * (16 if huge else 1) * MIB
+    # Without channels of their own, requested pages share the limit.
+    bandwidth = 0 if not options.preempt else options.background * (16 if huge else 1) * MIB
     wrapper = ("busybox", "time", "-v")
     with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=case.backend,
-              cpus=case.vcpus, memory_mb=options.memory << huge, seed=1, traced=False, fetch=fetch,
+              capabilities=("postcopy-preempt",) * options.preempt, cpus=case.vcpus,
+              memory_mb=options.memory << huge, seed=1, traced=False, fetch=fetch,
               wrapper=(*network.wrapper, *wrapper) if network else wrapper, **LOADS[case.load]) as pair:
         src, dst = pair.sides
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
@@ -298,7 +300,7 @@ def run(options):
 
 
 def publish(options, about, network, measured):
-    settings = {"icount": options.icount, "memory_mib": options.memory,
+    settings = {"icount": options.icount, "memory_mib": options.memory, "preempt": options.preempt,
                 "background_mib_per_s": options.background,
                 "transport": options.transport, "rounds_count": options.rounds}
     transport = {"tcp": "TCP within one machine", "unix": "a unix socket"}[options.transport]
@@ -307,7 +309,8 @@ def publish(options, about, network, measured):
                      "ping_round_trip_us": network.round_trip_us}
         transport = (f"TCP through a link with {options.delay} us of delay in each direction and "
                      f"{options.bandwidth or 'unlimited'} Mbit/s; ping took {network.round_trip_us:.0f} us")
-    title = (f"Post-copy, with postcopy-preempt, {'on this host' if options.host else 'in the lab'}: "
+    title = (f"Post-copy, {'with' if options.preempt else 'without'} postcopy-preempt, "
+             f"{'on this host' if options.host else 'in the lab'}: "
              f"{', '.join(map(str, options.cpus))} vCPUs"
              + (f", {', '.join(options.load)} load" if options.load else "")
              + (", a link with delay" if network else "") + bench.icount_title(options))
@@ -328,6 +331,8 @@ def main():
                        help=f"on this machine, not in the lab; exits on only if its KVM has {EXIT_ON_MISSING}")
     bench.add_icount(place)
     parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
+    parser.add_argument("--no-preempt", dest="preempt", action="store_false",
+                        help="without postcopy-preempt")
     parser.add_argument("--transport", choices=URIS, default="tcp", help="of the migration (tcp)")
     parser.add_argument("--cpus", nargs="+", type=int, default=[4], help="vCPUs of the guest (4)")
     parser.add_argument("--memory", type=int, default=32, metavar="MIB",
