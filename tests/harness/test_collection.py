@@ -10,10 +10,10 @@ from tests.lab.kvm_interface import EXIT_ON_MISSING, USERFAULT
 from tests.lab.paths import ROOT
 
 
-def collected(interface):
-    """{test function: its cases' names}, of all tests."""
+def collected(interface=EXIT_ON_MISSING, tests=""):
+    """{test function: its cases' names}, of all tests or of those that TESTS asks for."""
     done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, env=os.environ | {"INTERFACE": interface, "TESTS": ""})
+                          stdout=subprocess.PIPE, env=os.environ | {"INTERFACE": interface, "TESTS": tests})
     assert done.returncode == 0, done.stdout
     functions: dict[str, list[str]] = {}
     for function, case in re.findall(r"^(tests/\S+?\.py::\w+)(.*)", done.stdout, re.M):
@@ -33,7 +33,7 @@ def by(interface, case):
 
 
 def test_each_function_runs_with_the_preferred_interface():
-    functions = collected(EXIT_ON_MISSING)
+    functions = collected()
     holes = {function for function in written()
              if all(by(USERFAULT, case) for case in functions.get(function, ()))}
     assert not holes, f"no case with exit-on-missing: {sorted(holes)}"
@@ -45,3 +45,10 @@ def test_the_other_interface_can_be_the_first():
     functions = collected(USERFAULT)
     assert not [f for f, cases in functions.items() if all(by(EXIT_ON_MISSING, case) for case in cases)]
     assert [f for f, cases in functions.items() if any(by(EXIT_ON_MISSING, case) for case in cases)]
+
+
+def test_expressions_may_name_directories():
+    """migration is one of the checkout, too."""
+    functions = collected(tests="test_sdei and not migration")
+    assert functions and all("sdei" in name and "migration" not in name for name in functions), functions
+    assert set(collected(tests="tests/sdei/test_sdei.py tests/async")) > set(functions)
