@@ -46,11 +46,11 @@ class BadAtLast(Nothing):
             send(replace(page, address=1 << 40).pack())
 
 
-def test_error_while_devices_are_loaded(place):
+def test_error_while_devices_are_loaded(lab):
     """One that is not the connection's, in the thread that receives memory: the guest has not run there, and goes on
     on the source by itself, though the main thread has read its ring as zeros by then."""
     lie = BadAtLast()
-    with loading(place, lie) as (pair, _):
+    with loading(lab, lie) as (pair, _):
         lie.bad = True
         until(lambda: not pair.destination.job.running, "the destination ends")
         assert "has failed while the devices were loaded" in pair.destination.job.output

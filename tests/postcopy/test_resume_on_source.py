@@ -48,10 +48,10 @@ def test_cut_within_the_devices(place, end, channels, destination):
         assert faults.ended() == Ended.SOURCE
 
 
-def test_destination_cannot_load_the_devices(place):
+def test_destination_cannot_load_the_devices(lab):
     """It says so: the guest goes on by itself."""
     device = "-device", "pvpanic-pci"
-    with Pair(place, mem=8, source_options=device) as pair:
+    with Pair(lab, mem=8, source_options=device) as pair:
         pair.start()
         pair.source.cmd("migrate-start-postcopy")
         until(lambda: not pair.destination.job.running, "the destination ends")
