@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.lab.cli import ProgramError
-from tests.lab.lab import TIMEOUT_S, CommandFailed, CommandTimeout, Result
+from tests.lab.lab import TIMEOUT_S, CommandFailed, CommandTimeout, Output, Result
 from tests.lab.paths import ROOT, qemu
 
 EXIT_ON_MISSING = Path("/sys/module/kvm/parameters/exit_on_missing")
@@ -34,7 +34,7 @@ ASK = """{"execute": "qmp_capabilities"}
 {"execute": "quit"}"""
 
 
-class Job:
+class Job(Output):
     """A command that runs on this machine, as lab.Job does in the lab."""
 
     def __init__(self, cmd: str, environment: dict[str, str]) -> None:
@@ -52,14 +52,6 @@ class Job:
         assert self._process.stdout
         while part := os.read(self._process.stdout.fileno(), 1 << 16):
             self._data += part
-
-    @property
-    def raw(self) -> bytes:
-        return bytes(self._data)
-
-    @property
-    def output(self) -> str:
-        return self.raw.decode(errors="replace")
 
     @property
     def running(self) -> bool:

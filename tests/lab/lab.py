@@ -108,6 +108,20 @@ class CommandTimeout(CommandFailed):
     pass
 
 
+class Output:
+    """What a command has written so far: one thread appends to _data, any may read."""
+
+    _data: bytearray
+
+    @property
+    def raw(self) -> bytes:
+        return bytes(self._data)
+
+    @property
+    def output(self) -> str:
+        return self.raw.decode(errors="replace")
+
+
 class Running(Protocol):
     """A command of a Place."""
 
@@ -147,7 +161,7 @@ class Place(Protocol):
 OnOutput = Callable[[bytes], None]
 
 
-class Job:
+class Job(Output):
     """A command that runs in L1. Leave it alone, wait for it, or kill it."""
 
     def __init__(self, lab: "Lab", cmd: str, stdin: bytes, on_output: OnOutput | None) -> None:
@@ -187,14 +201,6 @@ class Job:
             pass  # killed, or L1 is gone: wait() tells
         self._sock.close()
         self._done.set()
-
-    @property
-    def raw(self) -> bytes:
-        return bytes(self._data)
-
-    @property
-    def output(self) -> str:
-        return self.raw.decode(errors="replace")
 
     @property
     def running(self) -> bool:
