@@ -46,7 +46,7 @@ def programs(arch: str = "x86_64") -> dict[str, Path]:
         raise BuildError(f"no {where.relative_to(ROOT)}: run make guest ARCH={arch} first")
     tool(ROOT / "scripts" / "ninja", where)
     return {p.name: p for p in sorted(where.iterdir())
-            if p.suffix in ("", ".bin") and p.is_file() and os.access(p, os.X_OK)}
+            if p.suffix in ("", ".bin", ".so") and p.is_file() and os.access(p, os.X_OK)}
 
 
 def stripped(path: Path, arch: str) -> Path:

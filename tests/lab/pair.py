@@ -399,7 +399,7 @@ class BasePair(ABC, Generic[AnySide]):
     """exits: postcopy-fault-exits of the destination; backend: of BACKENDS, or words for -object;
     capabilities: beside postcopy-ram, or None for pre-copy alone; source_options,
     destination_options: more words of their command lines; tls: directory in L1 with keys.psk;
-    traced: write a trace, for Side.trace(); wrapper: words before the destination's command;
+    traced: write a trace, for Side.trace(); wrapper, source_wrapper: words before a side's command;
     destination_lab: another L1 for it; fetch: postcopy-fetch-channels of both, or of each; other
     options: as for guest.arguments()."""
 
@@ -409,8 +409,8 @@ class BasePair(ABC, Generic[AnySide]):
                  machine: str | None = None, memory_mb: int | str = 32, backend: str = "anonymous",
                  capabilities: Sequence[str] | None = ("postcopy-preempt",), source_options: Sequence[str] = (),
                  destination_options: Sequence[str] = (), cpus: int = 4, tls: str | None = None, traced: bool = True,
-                 wrapper: Sequence[str] = (), destination_lab: Place | None = None, fetch: int | tuple[int, int] = 0,
-                 **options: Any) -> None:
+                 wrapper: Sequence[str] = (), source_wrapper: Sequence[str] = (),
+                 destination_lab: Place | None = None, fetch: int | tuple[int, int] = 0, **options: Any) -> None:
         self.lab = lab
         self.destination_lab = destination_lab or lab
         self.cpus = cpus
@@ -429,7 +429,7 @@ class BasePair(ABC, Generic[AnySide]):
         options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus}
         self.options = options
         self.traced = traced
-        self.plans = (Plan("source", source, [*arguments, *source_options]),
+        self.plans = (Plan("source", source, [*arguments, *source_options], source_wrapper),
                       Plan("destination", destination, [*arguments, *destination_options, "-incoming", "defer"],
                            wrapper))
         if tls:

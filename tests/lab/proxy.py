@@ -5,6 +5,7 @@ It runs in the test's process. The source, in L1, connects to the host; from the
 L1's port forwarding to the destination.
 """
 import contextlib
+import ctypes
 import itertools
 import queue
 import socket
@@ -20,6 +21,7 @@ ZERO, PAGE, EOS, CONTINUE = 0x02, 0x08, 0x10, 0x20
 PAGE_SIZE = 4096
 CHUNK = 16 << 10
 GRACE_S = 1
+SO_ATTACH_FILTER, BPF_RET = 26, 6
 
 MAIN, URGENT = 0, 1  # the order in which the source connects
 
@@ -246,6 +248,15 @@ class Wire:
             else:
                 self.lie(n, item, send)
                 n += 1
+
+    def black_hole(self) -> None:
+        """Let the kernel drop all that comes, before TCP acknowledges it. On this machine alone: the lab's network
+        acknowledges by itself."""
+        self.swallows = True
+        nothing = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RET, 0, 0, 0))
+        program = struct.pack("HP", 1, ctypes.addressof(nothing))
+        for one in itertools.chain(*self.channels):
+            one.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
     def cut(self) -> None:
         self.is_cut = True

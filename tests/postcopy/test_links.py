@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Connections whose keys change, and those that die without a word."""
+import contextlib
+import ctypes
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.lab import tls
+from tests.lab.backends import CHANNELS
+from tests.lab.host import Host
+from tests.lab.pair import FORK, STOCK, Pair
+from tests.lab.paths import SANITIZED
+
+# Of each connection. A destination sends few.
+RECORDS = {"source": 200, "destination": 20}
+
+
+def rekey(side):
+    return "env", "LD_PRELOAD=build/tests/rekey.so", f"REKEY={RECORDS[side]}"
+
+
+def renewals(side):
+    """What GnuTLS answered."""
+    return re.findall(r"^keys renewed: (-?\d+)", side.job.output, re.M)
+
+
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer must be loaded before what is preloaded")
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_keys_change(place, channels):
+    """TLS 1.3 renews the keys of a connection by which one thread sends and another one receives, on both sides."""
+    with Pair(place, tls=tls.directory(place), memory_mb=64, mem=48, pattern="shared", wrapper=rekey("destination"),
+              source_wrapper=rekey("source"), **CHANNELS[channels]) as pair:
+        pair.midst()
+        pair.finish_fast()
+        for side in pair.sides:
+            assert set(renewals(side)) == {"0"}, side.job.output
+
+
+@pytest.mark.skipif(SANITIZED, reason="the other side is stock QEMU, without its sanitizer")
+@pytest.mark.parametrize("stock", ["source", "destination"])
+def test_stock_does_not_change_keys_with_tls_1_2(place, stock):
+    """Stock QEMU breaks when its keys change: docs/usage.md says how one side alone prevents that."""
+    pair = Pair(place, tls=tls.directory(place), memory_mb=64, mem=48, pattern="shared", capabilities=(),
+                source=STOCK if stock == "source" else FORK, destination=STOCK if stock == "destination" else FORK,
+                wrapper=rekey("destination"), source_wrapper=rekey("source"))
+    ours = pair.plans[stock == "source"]
+    ours.arguments[-1] += ",priority=NORMAL:-VERS-TLS1.3"
+    with pair:
+        pair.midst()
+        pair.finish_fast()
+        for side in pair.sides:
+            assert set(renewals(side)) == {"-50"}, side.job.output     # GNUTLS_E_INVALID_REQUEST
+
+
+SYS_PIDFD_GETFD = 438
+# What migration/socket.c sets, and so much less that a test can wait for it.
+OPTIONS = {(socket.SOL_SOCKET, socket.SO_KEEPALIVE): (1, 1),
+           (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): (60, 1),
+           (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): (30, 1),
+           (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): (5, 2),
+           (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): (210_000, 3000)}
+
+
+@contextlib.contextmanager
+def connections(side, port):
+    """Those of a side's QEMU to or from a port."""
+    pid = int(Path(side.pidfile).read_text())
+    pidfd = os.pidfd_open(pid)
+    with contextlib.ExitStack() as opened:
+        opened.callback(os.close, pidfd)
+        found = []
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            if not os.readlink(file).startswith("socket:"):
+                continue
+            fd = ctypes.CDLL(None, use_errno=True).syscall(SYS_PIDFD_GETFD, pidfd, int(file.name), 0)
+            assert fd >= 0, os.strerror(ctypes.get_errno())
+            one = opened.enter_context(socket.socket(fileno=fd))
+            with contextlib.suppress(OSError):      # It listens, or has no port
+                if port in (one.getpeername()[1], one.getsockname()[1]):
+                    found.append(one)
+        yield found
+
+
+def dies(pair, wire, number):
+    """All connections of both sides have what lets them notice, which comes sooner from here on."""
+    ports = wire.listening.getsockname()[1], wire.to
+    with connections(pair.source, ports[0]) as ours, connections(pair.destination, ports[1]) as theirs:
+        assert (len(ours), len(theirs)) == (number, number)
+        for one in ours + theirs:
+            assert {o: one.getsockopt(*o) for o in OPTIONS} == {o: usual for o, (usual, _) in OPTIONS.items()}
+        wire.black_hole()
+        for one in ours + theirs:
+            for option, (_, soon) in OPTIONS.items():
+                one.setsockopt(*option, soon)
+
+
+@pytest.fixture
+def here(place):
+    if not isinstance(place, Host):
+        pytest.skip("the lab's network acknowledges what a link that has died would not")
+    return place
+
+
+@pytest.mark.parametrize("channels, number", [("preempt", 2), ("one-channel", 1), ("fetch", 5)])
+def test_link_dies_without_a_word(here, channels, number):
+    """While the destination requests nothing."""
+    with Pair(here, mem=16, pattern="shared", **CHANNELS[channels]) as pair:
+        wire = pair.wire(pair.listen())
+        pair.midst(wire.uri)
+        pair.destination.cmd("stop")
+        dies(pair, wire, number)
+        pair.wait_paused()
+        wire.cut()
+        pair.recover()
+        pair.destination.cmd("cont")
+        pair.finish_fast()
+
+
+def test_link_of_multifd_dies(here):
+    with Pair(here, capabilities=None, mem=16) as pair:
+        for side in pair.sides:
+            side.set_capabilities("multifd")
+        wire = pair.wire(pair.listen())
+        pair.start(wire.uri)
+        dies(pair, wire, 3)
+        pair.source.wait_status("failed")
+        assert pair.source.cmd("query-status")["status"] == "running"
+        assert pair.destination.job.wait(20).rc == 1
