@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What tests choose from by name: the guest's memory, and the connections that pages come by."""
+"""What tests choose from by name: the guest's memory, and the connections that pages come by; and its disk."""
 from typing import Any
+
+from tests.lab.lab import Place
 
 # For -object; of a directory, each QEMU has a file of its own.
 BACKENDS = {
@@ -24,3 +26,13 @@ def guest_on(backend: str, pattern: str = "shared") -> dict[str, Any]:
     if "huge" in backend:
         return {"backend": backend, "pattern": "samehuge", "memory_mb": 64, "mem": 48}
     return {"backend": backend, "pattern": pattern, "mem": 16}
+
+
+def shared_disk(place: Place, in_file: str = "", in_device: str = "") -> tuple[str, tuple[str, ...]]:
+    """Words for both sides; returns the image, too."""
+    image = f"{place.tmp}/shared.raw"
+    place.run(f"rm -f {image}; truncate -s 1M {image}", check=True)
+    words = [",".join(filter(None, parts)) for parts in (
+        ("driver=raw", "node-name=disk", "file.driver=file", f"file.filename={image}", in_file),
+        ("virtio-blk-pci", "drive=disk", in_device))]
+    return image, ("-blockdev", words[0], "-device", words[1])

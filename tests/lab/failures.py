@@ -63,9 +63,10 @@ class PhaseWire(Wire):
     listen behind it, eof before the end of the stream or, with part > 0.5, right behind it, end what
     the destination says after that. reached is set there; go() lets it go on."""
 
-    def __init__(self, to: int, phase: str, part: float) -> None:
+    def __init__(self, to: int, phase: str, part: float, mute: bool = False) -> None:
         self.phase = phase
         self.part = part
+        self.mute = mute        # From there on the source hears nothing.
         self.reached = threading.Event()
         self._go = threading.Event()
         self._hold_back = False
@@ -89,7 +90,8 @@ class PhaseWire(Wire):
         while data := a.recv(16 << 10):
             if self._hold_back:
                 self._hold()
-            b.sendall(data)
+            if not (self.mute and self.reached.is_set()):
+                b.sendall(data)
 
     def _forward(self, channel: int) -> Copy:
         return self._main if channel == MAIN else self._copy
@@ -121,9 +123,9 @@ class PhaseWire(Wire):
             self._hold()
 
 
-def phase_wire(pair: Pair, uri: str, phase: str, part: float) -> PhaseWire:
+def phase_wire(pair: Pair, uri: str, phase: str, part: float, mute: bool = False) -> PhaseWire:
     """Put one before the pair's destination that listens at uri."""
-    return pair.wire_of(PhaseWire, uri, phase=phase, part=part)
+    return pair.wire_of(PhaseWire, uri, phase=phase, part=part, mute=mute)
 
 
 def output(side: Side) -> str:
@@ -154,11 +156,16 @@ Seen = TypeVar("Seen")
 
 
 class Failures:
-    """Those of one migration of a pair; note: a function that is told what was done."""
+    """Those of one migration of a pair; note: a function that is told what was done; locked: the guest has a disk
+    with an image lock; stop: the side on which the guest is stopped, before the switch or after it."""
 
-    def __init__(self, pair: Pair, note: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, pair: Pair, note: Callable[[str], None] = lambda text: None, locked: bool = False,
+                 stop: str | None = None) -> None:
         self.pair = pair
         self.note = note
+        self.locked = locked
+        self.stop = stop
+        self.stopped = False            # where it is now
         self.killed: Side | None = None
         self.recoveries = 0
         self.said: str | None = None    # by the survivor, of a guest that it lacks
@@ -188,9 +195,13 @@ class Failures:
     def statuses(self) -> tuple[str, str]:
         return self.status(self.pair.source), self.status(self.pair.destination)
 
-    def runs(self, side: Side) -> bool:
+    def run_state(self, side: Side) -> str:
+        """Of the guest there; empty if the QEMU has ended."""
         info = self.ask(side, "query-status") if side is not self.killed else None
-        return bool(info and info["running"])
+        return str(info["status"]) if info else ""
+
+    def runs(self, side: Side) -> bool:
+        return self.run_state(side) == "running"
 
     def progress(self) -> object:
         """Something that changes as long as something moves."""
@@ -240,6 +251,9 @@ class Failures:
                 pair.source.cmd("migrate-pause")
             wire.cut()
         elif action == "cut":
+            if isinstance(wire, PhaseWire) and wire.mute:
+                wire.go()
+                self.until(lambda: self.run_state(pair.destination) != "inmigrate", "the guest has come")
             wire.cut()
         else:
             side = pair.source if action == "kill-source" else pair.destination
@@ -261,10 +275,54 @@ class Failures:
         self.note("recovered")
         return wire
 
+    def stop_source(self) -> None:
+        if self.stop == "source":
+            self.pair.source.cmd("stop")
+            self.stopped = True
+
+    def stop_and_go_on(self) -> None:
+        """If the guest runs on the destination."""
+        side = self.pair.destination
+        if self.stop != "destination" or not self.runs(side):
+            return
+        try:
+            side.cmd("stop")
+        except ExecuteError as e:
+            assert "cannot stop before" in str(e), str(e)
+            self.note("stop refused")
+            return
+        assert self.run_state(side) == "paused"
+        side.cmd("cont")
+        self.note("stopped and continued")
+
+    def goes_on(self, side: Side) -> None:
+        """The guest does, there, or it is still stopped."""
+        if self.stopped:
+            self.until(lambda: self.run_state(side) == "paused", f"the guest is stopped on the {side.name}")
+            side.cmd("cont")
+            self.stopped = False
+            self.note(f"continued on the {side.name}")
+        self.until(lambda: self.runs(side), f"the guest goes on on the {side.name}")
+
     # How it ends
 
     def assert_one_runs(self) -> None:
         assert sum(self.runs(side) for side in self.pair.sides) < 2, "the guest runs on both sides"
+
+    def assert_source_stays_out(self) -> None:
+        """Of a guest that the destination runs, whatever the source has heard, and the operator believes."""
+        if not self.runs(self.pair.destination):
+            return
+        words: list[dict[str, bool]] = [{}, {"destination_dead": True}]
+        for arguments in words[:1 + self.locked]:
+            try:
+                self.pair.source.cmd("migrate_cancel", **arguments)
+            except ExecuteError as e:
+                self.note(f"migrate_cancel: {str(e)[:60]}")
+            else:
+                raise AssertionError(f"the source takes back a guest that the destination runs: {arguments}")
+        assert self.status(self.pair.source) == "postcopy-paused"
+        self.assert_one_runs()
 
     def ended(self) -> Ended | None:
         """Once settled() is through: how it has ended, or None if it is to be recovered."""
@@ -273,15 +331,18 @@ class Failures:
         self.note(f"source {s}, destination {d}")
         self.assert_one_runs()
         if d == "completed":
+            self.goes_on(pair.destination)
             self.check_on(pair.destination)
             assert s in ("completed", "postcopy-paused", KILLED), f"the source says {s} of what has completed"
             return Ended.DESTINATION
         if s in ("failed", "cancelled"):
             # The status says so first
-            self.until(lambda: self.runs(pair.source), f"the guest goes on on the source, which says {s}")
+            self.goes_on(pair.source)
             self.check_by_another()
             return Ended.SOURCE
         if (s, d) == ("postcopy-paused", "postcopy-paused"):
+            self.assert_source_stays_out()
+            self.stop_and_go_on()
             return None
         if s == "postcopy-paused" and d in ("exited", KILLED) and self.returned():
             self.check_by_another()
@@ -302,12 +363,12 @@ class Failures:
         """The guest goes on on the source, if the destination has not told that it may run it."""
         source = self.pair.source
         try:
-            # The test's guests have no disk.
             source.cmd("migrate_cancel", destination_dead=True)
         except ExecuteError as e:
             assert str(e) == "Postcopy migration in progress, cannot cancel.", str(e)
             return False
-        self.until(lambda: self.status(source) == "cancelled" and self.runs(source), "the guest runs on the source")
+        self.until(lambda: self.status(source) == "cancelled", "the migration is cancelled")
+        self.goes_on(source)
         self.note("cancelled: the guest runs on the source")
         return True
 
@@ -357,6 +418,7 @@ class Failures:
         fault at the phase, if one is given, or none; under_way_lost: with a killed source goes what has
         not arrived. meanwhile: called when the guest has moved."""
         pair = self.pair
+        self.stop_source()
         if phase == "precopy":
             time.sleep(delay_s)
             self.act(action, wire, under_way_lost)
@@ -368,7 +430,11 @@ class Failures:
             self.act(action, wire, under_way_lost)
             return self.recovered_to_the_end()
 
+        if self.stopped:
+            self.until(lambda: self.run_state(pair.destination) == "paused", "the guest has come")
+            self.goes_on(pair.destination)
         self.until(lambda: pair.destination.report().first("timing"), "the guest runs on the destination")
+        self.stop_and_go_on()
         meanwhile()
         for trouble, after_s in troubles:
             time.sleep(after_s)

@@ -2,11 +2,15 @@
 """Many post-copy migrations in the lab, each with a random guest, load, backend and trouble.
 
 Source or destination are killed, connections cut and paused, at each phase (faults.py); background
-snapshots are cancelled before, and memory is unplugged. The guest checks all of its memory after
+snapshots are cancelled before, and memory is unplugged; the guest is stopped and goes on. Its disk is one of both
+sides, with or without an image lock. Never both run the guest: the source is asked to, where it has heard nothing of
+the destination. The guest checks all of its memory after
 each, where it is whole; where it is not, the QEMU that is left must say so. Prints seed and plan of
 each migration, and writes build/reports/soak.json. What hangs, or ends otherwise, ends the run, with
 the seed that repeats it and what to look at.
 """
+import contextlib
+import functools
 import json
 import random
 import signal
@@ -19,7 +23,9 @@ from collections import Counter
 from qemu.qmp import ExecuteError
 
 from tests.lab import cli
+from tests.lab.backends import shared_disk
 from tests.lab.failures import ACTIONS, HELD, PHASES, Ended, Failures, diagnosis, phase_wire
+from tests.lab.host import Host
 from tests.lab.lab import Lab
 from tests.lab.pair import MIB, Pair, until
 from tests.lab.paths import REPORTS, ROOT
@@ -41,7 +47,7 @@ def chosen(seed, fetch=False):
     phase = r.choice([None, None, *PHASES, *PHASES])
     troubles = [{"action": r.choice(["pause", "cut"]), "after_s": r.uniform(0, 0.7)}
                 for _ in range(r.choice([0, 1, 1, 2]))]
-    return {
+    c = {
         "seed": seed,
         "backend": r.choice(HUGE if huge else SMALL),
         "exits": r.choice(["on", "off"]),
@@ -65,20 +71,35 @@ def chosen(seed, fetch=False):
         "under_way_lost": r.random() < 0.5,
         # With half of the seeds, or with all
         "fetch_channels": r.randint(1, 8) * (r.random() < 0.5 or fetch),
+        # That both sides share
+        "disk": r.choice([None, "locked", "locking-off"]),
+        "stop": r.choice([None, "source", "destination"]),
+        # All gets there, and the source does not hear of it before the connection is cut.
+        "mute": r.random() < 0.5 and phase in ("switch", "listen", "eof"),
+        "here": r.random() < 0.5,
     }
+    return c | {"action": "cut"} if c["mute"] else c
+
+
+def on_this_machine(c):
+    """By TCG, which needs no exits; many times as fast as the lab."""
+    return c["here"] and c["exits"] == "off" and c["backend"] in SMALL
 
 
 def told(c):
     """The plan in a line."""
-    words = [c["backend"], c["pattern"], f"{c['mem_mib']} MiB", f"{c['cpus']} vCPUs", f"exits {c['exits']}",
-             f"{c['fetch_channels']} fetch channels" if c["fetch_channels"] else
-             "preempt" if c["preempt"] else "one channel"]
+    words = ["on this machine"] * on_this_machine(c)
+    words += [c["backend"], c["pattern"], f"{c['mem_mib']} MiB", f"{c['cpus']} vCPUs", f"exits {c['exits']}",
+              f"{c['fetch_channels']} fetch channels" if c["fetch_channels"] else
+              "preempt" if c["preempt"] else "one channel"]
     words += [f"snapshot cancelled after {s:.2f} s" for s in c["snapshot_cancelled_s"]]
     words += ["DIMM unplugged"] * c["dimm"]
+    words += [f"disk {c['disk']}"] * bool(c["disk"]) + [f"stopped on the {c['stop']}"] * bool(c["stop"])
     words += [f"{t['action']} after {t['after_s']:.2f} s, recovery" for t in c["troubles"]]
     if c["phase"]:
         part = f" at {c['part_ratio']:.2f}" if c["phase"] in ("switch", "eof") else ""
         lost = " and what is under way" if c["action"] == "kill-source" and c["under_way_lost"] else ""
+        lost += " behind what the source does not hear of" * c["mute"]
         words.append(f"{c['action']}{lost} in phase {c['phase']}{part} after {c['delay_s']:.2f} s")
     return ", ".join(words)
 
@@ -137,16 +158,19 @@ def migrate(lab, c, note=lambda text: None):
     def dimm(side):
         return ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(lab, side)] if c["dimm"] else []
 
+    disk = shared_disk(lab, "file.locking=off" * (c["disk"] == "locking-off"))[1] if c["disk"] else ()
     with Pair(lab, exits=c["exits"], backend=c["backend"], cpus=c["cpus"],
               capabilities=("postcopy-preempt",) if c["preempt"] else (),
               memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"], fetch=c["fetch_channels"],
               zero=c["zero_percent"], seed=c["seed"] & 0xffff,
-              source_options=dimm("source"), destination_options=dimm("destination")) as pair:
+              source_options=[*dimm("source"), *disk],
+              destination_options=[*dimm("destination"), *disk]) as pair:
         try:
-            faults = Failures(pair, note)
+            faults = Failures(pair, note, locked=c["disk"] == "locked", stop=c["stop"])
             cancel_snapshots(pair, c["snapshot_cancelled_s"], note)
             uri = pair.listen()
-            wire = (phase_wire(pair, uri, c["phase"], c["part_ratio"]) if c["phase"] in HELD else pair.wire(uri))
+            wire = (phase_wire(pair, uri, c["phase"], c["part_ratio"], c["mute"]) if c["phase"] in HELD else
+                    pair.wire(uri))
             pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=c["bandwidth_bytes_per_s"])
             pair.start(wire.uri)
             asked = False
@@ -189,23 +213,31 @@ class Soak:
     def work(self, name):
         """A first-level machine in which something has failed is not used again."""
         try:
-            while True:
-                with Lab(name=name, memory_mb=3072, hugepages=HUGEPAGES) as lab:
-                    while (seed := self.take()) is not None and self.one(lab, seed):
-                        pass
-                    if seed is None:
-                        return
+            with Host("tcg", name=f"{name}-host") as host:
+                if why_not := host.why_not():
+                    self.say(f"in the lab, not on this machine: {why_not}")
+                seed = 0
+                while seed is not None:
+                    with contextlib.ExitStack() as stack:
+                        @functools.cache
+                        def lab(stack=stack):
+                            return stack.enter_context(Lab(name=name, memory_mb=3072, hugepages=HUGEPAGES))
+                        while (seed := self.take()) is not None and self.one(lab, None if why_not else host, seed):
+                            pass
         except BaseException:
             self.fail(traceback.format_exc())
 
-    def one(self, lab, seed):
-        """Whether it ended as it may."""
+    def one(self, lab, host, seed):
+        """Whether it ended as it may; lab: boots it."""
         notes: list[str] = []
         c, begun = chosen(seed, self.fetch), time.monotonic()
         self.say(f"seed {seed}: {told(c)}")
         try:
-            ended, faults, recoveries, said = migrate(lab, c, notes.append)
-            lab.check_kernel()
+            if on_this_machine(c) and host:
+                ended, faults, recoveries, said = migrate(host, c, notes.append)
+            else:
+                ended, faults, recoveries, said = migrate(lab(), c, notes.append)
+                lab().check_kernel()
         except BaseException:
             self.fail(f"seed {seed}: {told(c)}\nso far: {'; '.join(notes)}\n{traceback.format_exc()}\n"
                       f"repeat with: make soak SOAK=1 SEED={seed}")
@@ -254,8 +286,8 @@ class Soak:
             "recoveries_count": sum(result["recoveries_count"] for result in self.done),
             "duration_s": round(time.monotonic() - self.started, 1),
             "by_choice_count": {key: dict(Counter(str(result[key]) for result in self.done))
-                                for key in ("backend", "exits", "preempt", "fetch_channels", "pattern", "cpus", "dimm",
-                                            "phase", "action", "ended")},
+                                for key in ("backend", "exits", "preempt", "fetch_channels", "pattern", "cpus",
+                                            "dimm", "disk", "stop", "mute", "phase", "action", "ended")},
             "by_fault_count": dict(Counter(f"{r['action']} in phase {r['phase']}: {r['ended']}"
                                            for r in self.done if r["phase"])),
             "snapshots_cancelled_count": sum(n == "snapshot cancelled" for r in self.done for n in r["notes"]),

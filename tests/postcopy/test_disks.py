@@ -3,12 +3,14 @@
 import shlex
 import socket
 import threading
+import time
 
 import pytest
 from qemu.qmp import ExecuteError
 
+from tests.lab.backends import shared_disk
 from tests.lab.failures import Failures
-from tests.lab.pair import Pair, until
+from tests.lab.pair import INJECT, Pair, until
 from tests.lab.paths import PATIENCE
 from tests.lab.proxy import CHUNK, Copy, Wire, pack, package_of
 
@@ -19,16 +21,6 @@ WITHOUT_LOCK = {
     "share-rw": ("", "share-rw=on"),
     "none": None,
 }
-
-
-def shared_disk(place, in_file="", in_device=""):
-    """Words for both sides; returns the image, too."""
-    image = f"{place.tmp}/shared.raw"
-    place.run(f"rm -f {image}; truncate -s 1M {image}", check=True)
-    words = [",".join(filter(None, parts)) for parts in (
-        ("driver=raw", "node-name=disk", "file.driver=file", f"file.filename={image}", in_file),
-        ("virtio-blk-pci", "drive=disk", in_device))]
-    return image, ("-blockdev", words[0], "-device", words[1])
 
 
 def both(words):
@@ -245,3 +237,29 @@ def test_stopped_guest_runs_before_its_memory_has_come(place):
         pair.until_requests(0)
         pair.fast()
         pair.finish()
+
+
+@pytest.mark.parametrize("when", ["pre-copy", "post-copy", pytest.param("paused", marks=pytest.mark.slow)])
+def test_quit_waits_for_the_migration_thread(place, when):
+    """It uses the disks, which QEMU would close; and it runs no guest, which the destination may run."""
+    _, words = shared_disk(place)
+    with Pair(place, source=INJECT, mem=8, **both(words)) as pair:
+        inject = pair.source.inject
+        if when == "pre-copy":
+            pair.start()
+        else:
+            wire = pair.wire(pair.listen())
+            pair.midst(wire.uri, bandwidth=64 << 10)
+        if when == "paused":
+            cut(pair, wire)
+        events = pair.source.report().events
+        inject.arm("migration-ends")
+        pair.source.cmd("quit")
+        until(lambda: inject.held("migration-ends") or not pair.source.job.running, "the thread ends, or QEMU")
+        time.sleep(2)
+        assert pair.source.job.running, pair.source.job.output
+        assert pair.source.has_open("shared.raw")
+        inject.release("migration-ends")
+        assert pair.source.job.wait().rc == 0, pair.source.job.output
+        if when != "pre-copy":
+            assert pair.source.report().events == events

@@ -40,13 +40,18 @@ class DiskPair(LinuxPair):
 
     def launch(self, lab, plan):
         path = f"{lab.tmp}/{plan.name}.disk"
+        self.start_backend(lab, plan.name)
+        again = ",reconnect-ms=100" if plan.name == "source" else ""
+        disk = ["-chardev", f"socket,id=disk,path={path}{again}", "-device", "vhost-user-blk-pci,chardev=disk"]
+        return super().launch(lab, replace(plan, arguments=[*plan.arguments, *disk]))
+
+    def start_backend(self, lab, name):
+        path = f"{lab.tmp}/{name}.disk"
         lab.run(f"rm -f {path}")
         job = lab.job(f"echo $$; exec {BACKEND} --socket-path={path} --blk-file={self.file}")
-        self.backends[plan.name] = job
+        self.backends[name] = job
         until(lambda: not job.running or not lab.run(f"test -S {path}").rc, "the backend listens")
         assert job.running, job.output
-        disk = ["-chardev", f"socket,id=disk,path={path}", "-device", "vhost-user-blk-pci,chardev=disk"]
-        return super().launch(lab, replace(plan, arguments=[*plan.arguments, *disk]))
 
     def more_logs(self):
         return super().more_logs() | {f"{name}.disk": job.output.encode() for name, job in self.backends.items()}
@@ -57,16 +62,15 @@ class DiskPair(LinuxPair):
         until(lambda: (lines := self.source.report().lines) and lines[-1]["disk0"], "the guest uses its disk")
         super().start(uri, bandwidth)
 
-    def transfers(self):
-        lines = self.destination.report().lines
+    def transfers(self, side=None):
+        lines = (side or self.destination).report().lines
         return lines[-1]["disk0"] if lines else 0
 
-    def backend_pid(self):
-        """The destination's."""
-        return int(self.backends["destination"].output.split("\n")[0])
+    def backend_pid(self, side="destination"):
+        return int(self.backends[side].output.split("\n")[0])
 
-    def signal_backend(self, name):
-        self.lab.run(f"kill -{name} {self.backend_pid()}", check=True)
+    def signal_backend(self, name, side="destination"):
+        self.lab.run(f"kill -{name} {self.backend_pid(side)}", check=True)
 
     def backend_waits(self):
         """It sleeps for a page."""
@@ -189,3 +193,21 @@ def test_backend_dies_at_the_end(lab):
         pair.finish()
         pair.until_reports(len(pair.destination.report().lines) + 10)
         assert "Failed to receive reply to postcopy_end" in pair.destination.job.output
+
+
+@pytest.mark.parametrize("way", ["post-copy", pytest.param("pre-copy", marks=slow)])
+def test_backend_of_the_source_dies(lab, way):
+    """With it go requests of the guest, which is not moved away from where the next backend finds them."""
+    with DiskPair(lab, exits="on", cpus=2) as pair:
+        pair.start()
+        pair.signal_backend("KILL", "source")
+        if way == "post-copy":
+            pair.source.cmd("migrate-start-postcopy")
+        else:
+            pair.source.cmd("migrate-set-parameters", max_bandwidth=0, downtime_limit=20000)
+        pair.source.wait_status("failed")
+        assert "the backend of disk has ended" in pair.source.job.output
+        until(lambda: pair.source.cmd("query-status")["running"], "the guest goes on")
+        seen = pair.transfers(pair.source)
+        pair.start_backend(lab, "source")
+        until(lambda: pair.transfers(pair.source) > seen + 10, "the guest uses its disk")

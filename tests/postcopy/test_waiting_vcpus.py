@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The destination's monitor answers while its vCPUs wait for pages."""
+import socket
+import time
+
 import pytest
+from qemu.qmp import ExecuteError
 
 from tests.lab.arches import both_interfaces, on_both
-from tests.lab.pair import Pair
+from tests.lab.pair import Pair, until
+from tests.lab.paths import PATIENCE
 
 KICKS = 20
+CANNOT_STOP = "cannot stop before"
 
 
 @both_interfaces
@@ -72,3 +78,84 @@ def test_kicked_while_paused(lab, exits):
         print(f"{metered} metered, {faults}")
         # Pages that two threads missed are few; each kick would add four.
         assert metered < faults["requests"] + KICKS
+
+
+@pytest.fixture
+def asleep(place):
+    """A paused pair whose vCPUs sleep in the kernel, where TCG, unlike KVM on x86, cannot kick them."""
+    words = place.qemu_words
+    place.qemu_words = ("-accel", "tcg", "-cpu", "max")
+    try:
+        with Pair(place, mem=8, cpus=2) as pair:
+            wire = pair.wire(pair.listen())
+            pair.midst(wire.uri, bandwidth=64 << 10)
+            wire.cut()
+            pair.wait_paused()
+            until(lambda: pair.destination.sleeps_in("handle_userfault", *map(pair.destination.vcpu, range(2))),
+                  "the vCPUs wait")
+            yield pair
+    finally:
+        place.qemu_words = words
+
+
+def events(side):
+    return [event["event"] for event in side.qmp.get_events()]
+
+
+@pytest.mark.parametrize("way", ["stop", pytest.param("system_reset", marks=pytest.mark.slow),
+                                 pytest.param("gdb", marks=pytest.mark.slow)])
+def test_what_stops_them_while_they_sleep(asleep, way):
+    """stop is refused; the others take effect when memory has come. Meanwhile QMP answers, and so recovers."""
+    destination = asleep.destination
+    # Else a reset ends QEMU.
+    destination.cmd("set-action", reboot="reset")
+    if way == "stop":
+        with pytest.raises(ExecuteError, match=CANNOT_STOP):
+            destination.cmd("stop")
+        assert CANNOT_STOP in destination.hmp("stop")
+    elif way == "system_reset":
+        destination.cmd("system_reset")
+    else:
+        uri = f"tcp:{destination.lab.address}:{asleep.port()}"
+        destination.hmp(f"gdbserver {uri}")
+        debugger = socket.create_connection(("127.0.0.1", asleep.host_port_of(uri)))
+    for _ in range(3):
+        assert destination.cmd("query-status")["status"] == "running"
+        time.sleep(0.5)
+    before = events(destination)
+    assert "STOP" not in before and "RESET" not in before
+    asleep.recover()
+    asleep.fast()
+    if way == "stop":
+        until(lambda: not refused(destination), "the guest is stopped")
+        assert destination.cmd("query-status")["status"] == "paused"
+        destination.cmd("cont")
+        asleep.finish()
+    elif way == "system_reset":
+        until(lambda: "RESET" in events(destination), "the guest is reset")
+        asleep.wait_completed()
+    else:
+        until(lambda: destination.cmd("query-status")["status"] == "paused", "the guest is stopped")
+        destination.cmd("cont")
+        asleep.finish()
+        debugger.close()
+
+
+def refused(side):
+    """Whether a stop is; the next missing page may not be there in time, either."""
+    try:
+        side.cmd("stop")
+    except ExecuteError:
+        return True
+    return False
+
+
+def test_quit_while_they_sleep(asleep):
+    asleep.destination.cmd("quit")
+    assert asleep.destination.job.wait(20 * PATIENCE).rc == 0
+
+
+def test_dump_is_refused(asleep):
+    """It would read memory that has not come, in the thread that recovers."""
+    with pytest.raises(ExecuteError, match="memory has not all come"):
+        asleep.destination.cmd("dump-guest-memory", paging=False, protocol=f"file:{asleep.lab.tmp}/dump")
