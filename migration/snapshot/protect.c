@@ -29,6 +29,7 @@
 #include "migration/misc.h"
 #include "migration/options.h"
 #include "migration/ram.h"
+#include "qapi/qapi-events-background-snapshot.h"
 #include "holes.h"
 #include "protect.h"
 #include "trace.h"
@@ -197,8 +198,11 @@ int snapshot_start(int uffd)
             return ret;
         }
     }
-    QEMU_LOCK_GUARD(&b->lock);
-    qatomic_set(&b->uffd, uffd);
+    WITH_QEMU_LOCK_GUARD(&b->lock) {
+        qatomic_set(&b->uffd, uffd);
+    }
+    /* The last that can fail before the guest may go on */
+    qapi_event_send_background_snapshot_protected();
     return 0;
 }
 

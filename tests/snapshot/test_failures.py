@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.lab.pair import until
+from tests.lab.pair import INJECT, until
 from tests.lab.snapshot import Machine
 
 SMALL = "/tmp/small"
@@ -32,6 +32,17 @@ def test_closed_pipe(lab):
     with Machine(lab, mem=16, backend="memfd") as machine:
         machine.take("exec:head -c 3000000 >/dev/null", "failed")
         machine.assert_whole()
+
+
+def test_devices_that_cannot_be_saved(place):
+    """It fails before memory is protected, and closes no file of others: standard input has number 0."""
+    with Machine(place, INJECT, mem=16) as machine:
+        standard_input = f"readlink /proc/$(cat {machine.side.pidfile})/fd/0"
+        before = place.run(standard_input, check=True).output
+        machine.side.inject.arm("snapshot-devices")
+        machine.take(status="failed")
+        machine.assert_goes_on()
+        assert place.run(standard_input).output == before
 
 
 @pytest.mark.slow

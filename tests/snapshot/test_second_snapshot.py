@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The next snapshot comes while QEMU still cleans up after the one before."""
+import re
+
 import pytest
 from qemu.qmp import ExecuteError
 
@@ -43,4 +45,23 @@ def test_failed_before_the_end(place):
                 return None
         until(taken, "a snapshot is taken after all")
         machine.restore()
+        machine.assert_whole()
+
+
+def test_memory_is_released_in_pieces(place):
+    """At the end too: the kernel keeps the guest's page faults waiting for all of a piece."""
+    with Machine(place, INJECT, mem=4, memory_mb=256) as machine:
+        side = machine.side
+        side.inject.arm("snapshot-completing")
+        machine.start()
+        side.inject.wait_held("snapshot-completing")
+        strace = place.job(f"exec strace -f -e trace=ioctl -p $(cat {side.pidfile})")
+        try:
+            until(lambda: " attached" in strace.output or not strace.running, "strace")
+            side.inject.release("snapshot-completing")
+            machine.wait()
+        finally:
+            strace.kill()
+        pieces = [int(size, 16) >> 20 for size in re.findall(r"UFFDIO_UNREGISTER, .*len=(0x\w+)", strace.output)]
+        assert sum(pieces) >= 256 and max(pieces) <= 64, strace.output
         machine.assert_whole()

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A snapshot beside flash, disks, and devices that write to guest memory by themselves."""
+import base64
+import re
+import select
+import struct
+import time
+
+import pytest
+from qemu.qmp import ExecuteError
+
+from tests.lab.guest import PAYLOAD
+from tests.lab.pair import FORK, INJECT, until
+from tests.lab.qtest import Qtest
+from tests.lab.snapshot import Machine
+
+# In the guest's firmware, which it checks at the end
+FLASH = 0xffff4000
+PROGRAM, READ_ARRAY = 0x40, 0xff
+
+BACKEND = "build/fork/contrib/vhost-user-blk/vhost-user-blk"
+SLOT = 5
+
+# What a disk boots: counts in memory, and writes the sector with the counter to the disk, for ever.
+COUNTER = 0x8000
+READY = b'{"event": "ready"}\n'
+BOOT_SECTOR = b"".join((
+    b"\x31\xc0\x8e\xd8\x8e\xc0\xfc",                            # ds = es = 0
+    b"\xbe\x40\x7c\xb9" + struct.pack("<H", len(READY)),        # si = text, cx = length
+    b"\xba\xe9\x00\xf3\x6e",                                    # outsb to port 0xe9
+    b"\x66\xff\x06" + struct.pack("<H", COUNTER),               # loop: incl COUNTER
+    b"\xb8\x01\x03\xbb" + struct.pack("<H", COUNTER),           # write one sector from es:COUNTER
+    b"\xb9\x02\x00\xba\x80\x00\xcd\x13",                        # to sector 2, of disk 0x80
+    b"\xeb\xeb",                                                # jmp loop
+)).ljust(0x40, b"\x90") + READY
+BOOT_SECTOR = BOOT_SECTOR.ljust(510, b"\0") + b"\x55\xaa"
+
+
+def test_flash(place):
+    """The firmware in it is what it was, although some of it is written before it has been saved."""
+    with Machine(place, INJECT, mem=4, arguments=["-drive", f"if=pflash,format=raw,snapshot=on,file={PAYLOAD}"],
+                 taker=Qtest.arguments(place, "source")) as machine, Qtest(place) as qtest:
+        side = machine.side
+        [was] = qtest.read(FLASH, 1)
+        side.inject.arm("snapshot-iterate")
+        machine.start()
+        side.inject.wait_held("snapshot-iterate")
+        qtest.cmd("writeb", FLASH, PROGRAM)
+        qtest.send("writeb", FLASH, was ^ 0xff)
+        until(lambda: side.main_thread_waits() or select.select([qtest.socket], [], [], 0)[0],
+              "QEMU waits for the page, or has written to it")
+        side.inject.release("snapshot-iterate")
+        qtest.answer()
+        qtest.cmd("writeb", FLASH, READ_ARRAY)
+        assert qtest.read(FLASH, 1) == bytes([was ^ 0xff])
+        machine.wait()
+        machine.restore()
+
+
+def test_flush_is_not_in_the_pause(place):
+    """Which is shorter than a flush of the disk, that has yet to be made, takes afterwards."""
+    with Machine(place, mem=4, taker=["-blockdev", "null-co,node-name=slow,latency-ns=2000000000"]) as machine:
+        machine.side.hmp('qemu-io slow "write 0 4k"')   # or there is nothing to flush
+        machine.take()
+        at = {event["event"]: event["timestamp"]["seconds"] + event["timestamp"]["microseconds"] / 1e6
+              for event in machine.side.qmp.get_events()}
+        start = time.monotonic()
+        machine.side.hmp("qemu-io slow flush")
+        assert at["RESUME"] - at["STOP"] < time.monotonic() - start
+
+
+@pytest.mark.parametrize("told", ["event", "status"])
+def test_disks_and_memory_of_one_instant(place, told):
+    """The guest, which was stopped for its disk, goes on as soon as it may: then memory is of that instant, too."""
+    disk, copy = f"{place.tmp}/disk", f"{place.tmp}/copy"
+    place.run(f"echo {base64.b64encode(BOOT_SECTOR).decode()} | base64 -d >{disk} && truncate -s 1M {disk}; "
+              f"rm -f {disk}.later", check=True)
+
+    def blockdev(path):
+        return ["-blockdev", f"raw,node-name=disk,file.driver=file,file.filename={path}"]
+
+    def counter(side):
+        return struct.unpack("<I", side.memory(COUNTER, 4))[0]
+
+    with Machine(place, INJECT, cpus=1, payload="bios-256k.bin", arguments=["-device", "ide-hd,drive=disk"],
+                 taker=blockdev(disk)) as machine:
+        side = machine.side
+        until(lambda: counter(side) > 99, "the guest counts")
+
+        def heard():
+            status = side.status()      # what was told before is there when this is answered
+            events = [event["event"] for event in side.qmp.get_events()]
+            return "BACKGROUND_SNAPSHOT_PROTECTED" in events if told == "event" else status in ("active", "completed")
+
+        side.cmd("stop")
+        side.cmd("transaction", actions=[{"type": "blockdev-snapshot-sync", "data": {
+            "node-name": "disk", "snapshot-file": f"{disk}.later", "snapshot-node-name": "later"}}])
+        stopped = counter(side)
+        side.inject.arm("snapshot-stop")
+        machine.start()
+        side.inject.wait_held("snapshot-stop")
+        early = heard()
+        if early:
+            side.cmd("cont")
+            until(lambda: counter(side) > stopped + 9, "the guest goes on")
+        side.inject.release("snapshot-stop")
+        if not early:
+            until(heard, f"told by the {told}", pause=0.01)
+            side.cmd("cont")
+        machine.wait()
+        until(lambda: counter(side) > stopped + 9, "the guest goes on")
+        place.run(f"cp {disk} {copy}", check=True)
+        restored = machine.load(FORK, arguments=blockdev(copy))
+        until(lambda: restored.cmd("query-status")["status"] != "inmigrate", "the guest is restored")
+        [on_disk] = struct.unpack("<I", place.read_file(disk)[512:516])
+        assert counter(restored) - on_disk in (0, 1)
+        restored.cmd("cont")
+        until(lambda: counter(restored) > stopped + 9, "the restored guest goes on")
+
+
+def taken_without(place, device, name):
+    """A device that writes to memory is named, and when it is gone a snapshot can be taken."""
+    device[-1] += f",id=writer,addr={SLOT}"
+    with Machine(place, mem=4, backend="memfd", taker=[*device, *Qtest.arguments(place, "source")]) as machine:
+        with pytest.raises(ExecuteError, match=f"{name} .*: unplug it, or save") as error:
+            machine.start()
+        assert str(error.value) in machine.side.cmd("query-migrate")["blocked-reasons"]
+        machine.side.cmd("device_del", id="writer")
+        with Qtest(place) as qtest:
+            qtest.eject_pci(SLOT)
+        machine.take()
+
+
+def test_vhost_user(place):
+    path = f"{place.tmp}/backend"
+    place.run(f"rm -f {path}* && truncate -s 1M {path}.disk", check=True)
+    job = place.job(f"exec {BACKEND} --socket-path={path} --blk-file={path}.disk")
+    until(lambda: not job.running or not place.run(f"test -S {path}").rc, "the backend listens")
+    try:
+        taken_without(place, ["-chardev", f"socket,id=disk,path={path}", "-device", "vhost-user-blk-pci,chardev=disk"],
+                      "vhost-user backend of chardev 'disk'")
+    finally:
+        job.kill()
+
+
+def test_ivshmem(place):
+    taken_without(place, ["-object", "memory-backend-ram,id=shared,share=on,size=1M",
+                          "-device", "ivshmem-plain,memdev=shared,master=on"], "peers of device 'writer'")
+
+
+def test_nvme_disk_while_it_is_taken(place):
+    """QEMU's own driver for one, which finds no such device; but it is refused before it looks."""
+    with Machine(place, INJECT, mem=4) as machine:
+        side = machine.side
+
+        def error():
+            with pytest.raises(ExecuteError) as error:
+                side.cmd("blockdev-add", driver="nvme", node_name="disk", device="ffff:ff:1f.7", namespace=1)
+            return str(error.value)
+
+        looked = error()
+        side.inject.arm("snapshot-iterate")
+        machine.start()
+        side.inject.wait_held("snapshot-iterate")
+        assert re.search("in progress.*NVMe device 'ffff:ff:1f.7' of block node 'disk' writes to", error())
+        side.inject.release("snapshot-iterate")
+        machine.wait()
+        assert error() == looked
+        machine.assert_whole()
