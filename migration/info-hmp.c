@@ -122,6 +122,17 @@ static void info_postcopy_fetch(Monitor *mon, const MigrationInfo *info)
     }
 }
 
+static void info_postcopy_window(Monitor *mon, const MigrationInfo *info)
+{
+    PostcopyWindowInfo *w = info->postcopy_window;
+
+    if (w) {
+        monitor_printf(mon, "postcopy window: %" PRIu64 " bytes, in flight %"
+                       PRIu64 ", delay %" PRIu64 " us\n", w->size, w->in_flight,
+                       w->delay / 1000);
+    }
+}
+
 static void info_guest_time_host(Monitor *mon, const char *name,
                                       const GuestTimeHost *host)
 {
@@ -179,5 +190,6 @@ void migration_info_hmp_print(Monitor *mon, const MigrationInfo *info)
     info_postcopy_faults(mon, info);
     info_postcopy_async(mon, info);
     info_postcopy_fetch(mon, info);
+    info_postcopy_window(mon, info);
     info_guest_time(mon, info);
 }

@@ -17,6 +17,7 @@
 #ifndef SYSTEM_KVM_EXIT_ON_MISSING_H
 #define SYSTEM_KVM_EXIT_ON_MISSING_H
 
+#include "exec/cpu-common.h"
 #include "exec/memattrs.h"
 #include "exec/hwaddr.h"
 

@@ -52,7 +52,11 @@ unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
     /* One more: this page */
     unsigned n = postcopy_requests_number(mis->postcopy->requests) + 1;
 
-    /* Fibonacci hashing: what strides evenly uses all channels, too */
+    /*
+     * Fibonacci hashing: what strides evenly uses all channels, too.
+     * fetch->n, and not the parameter: that may be 0 again when the last vCPU
+     * that has left KVM for a missing page comes here.
+     */
     region *= 0x9e3779b97f4a7c15;
     n = MIN(DIV_ROUND_UP(n, POSTCOPY_FETCH_SHARE), mis->postcopy->fetch->n);
     return (region >> 32) % n;

@@ -32,6 +32,7 @@
 #include "migration/yank_functions.h"
 #include "fetch-wire.h"
 #include "fetch.h"
+#include "outgoing.h"
 #include "trace.h"
 
 /*
@@ -68,37 +69,17 @@ typedef struct PostcopyFetchSource {
     bool ended;
 } PostcopyFetchSource;
 
-/*
- * MigrationState.postcopy.  The migration thread changes channels and ioc, with
- * MigrationState.qemu_file_lock, and others look with it.
- */
-struct PostcopyOutgoing {
-    /* PostcopyFetchSource: those that are open; or NULL */
-    GPtrArray *channels;
-    /* One that is being opened, or NULL */
-    QIOChannel *ioc;
-    /* It has been connected, or will not be */
-    QemuSemaphore connected;
-    /* Requests are answered: post-copy has begun, or all is to end */
-    QemuEvent active;
-    /*
-     * POSTCOPY_FETCH_CHANNELS_MAX; NULL before the first was opened.  The
-     * pointer is written with MigrationState.qemu_file_lock.
-     */
-    PostcopyFetchCounts *counts;
-    /* The destination has answered a PING; atomic */
-    bool answered;
-};
-
 void postcopy_fetch_init(MigrationState *s)
 {
     s->postcopy = g_new0(struct PostcopyOutgoing, 1);
     qemu_sem_init(&s->postcopy->connected, 0);
     qemu_event_init(&s->postcopy->active, false);
+    postcopy_background_init(&s->postcopy->background);
 }
 
 void postcopy_fetch_destroy(MigrationState *s)
 {
+    postcopy_background_destroy(&s->postcopy->background);
     qemu_sem_destroy(&s->postcopy->connected);
     qemu_event_destroy(&s->postcopy->active);
     g_free(s->postcopy->counts);
@@ -108,6 +89,7 @@ void postcopy_fetch_destroy(MigrationState *s)
 void postcopy_fetch_begin(MigrationState *s)
 {
     qatomic_set(&s->postcopy->answered, false);
+    postcopy_background_reset(s);
 }
 
 void postcopy_fetch_answered(MigrationState *s)

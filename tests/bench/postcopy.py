@@ -8,8 +8,8 @@ pictures.
 
 Latencies are the guest's, by its TSC: of the first touch of each page on the destination, those
 that waited, which are those longer than twice the median of the second pass and 100 us (on this machine
-20 us); of those that missed their page, which are as many of the longest as there were faults; and of
-the others, whose page had come. Pages/s are all touches by the time from the first to the last. Context
+20 us); of those that missed their page, which are as many of the longest of these as there were faults;
+and of the others, whose page had come. Pages/s are all touches by the time from the first to the last. Context
 switches and processor time are those from the start of post-copy to the end of the guest's check of its
 memory; a fault is an exit or a message from userfaultfd, and with stock QEMU, which does not count
 these, a page that was asked for. Nothing is traced meanwhile.
@@ -36,6 +36,8 @@ from tests.lab.paths import qemu
 VARIANTS: dict[str, tuple[str, str | None, int]] = {
     "stock": (STOCK, None, 0), "exits off": (FORK, "off", 0), "exits on": (FORK, "on", 0)}
 BITMAP = "exits by a bitmap"
+# Behind the name of a variant, of --variants alone: the background is held back.
+WINDOW = ", window"
 BACKENDS = ("anonymous", "memfd", "hugetlb")
 # Parameters of the guest.
 LOADS: dict[str, dict[str, Any]] = {
@@ -122,9 +124,9 @@ def latencies(pair, report, tsc_khz):
     present_us = statistics.median(present)
     threshold_us = wait_threshold_us(passes[1], pair.lab.wait_us)
     waited = [t for t in touches if t > threshold_us]
-    # Who waits for the network waits longest.
-    faults = demand_faults(pair)
-    missed, found = touches[-faults:], touches[:-faults]
+    # Who waits for the network waits longest. Pages that are requested ahead are faults of nobody who waits.
+    faults = min(demand_faults(pair), len(waited))
+    missed, found = touches[len(touches) - faults:], touches[:len(touches) - faults]
     first_to_last_s = max(sum(cpu) for cpu in passes[0]) / 1e6
     return {"touch_count": len(touches), "waited_count": len(waited),
             # All time that vCPUs waited until the last page had come, of all vCPUs.
@@ -137,19 +139,28 @@ def latencies(pair, report, tsc_khz):
             **quantiles(missed, "missed"), **quantiles(found, "found")}
 
 
+def switch_to_last_page_ms(source):
+    """Of a migration with the capability events: from the switch until the source knows that all pages came."""
+    at_ms = {event.get("data", {}).get("status", event["event"]):
+             event["timestamp"]["seconds"] * 1e3 + event["timestamp"]["microseconds"] / 1e3
+             for event in source.qmp.get_events(wait=False)}
+    return round(at_ms["completed"] - at_ms["STOP"], 1)
+
+
 def uri_of(lab, transport):
     return URIS[transport].format(tmp=lab.tmp, port=lab.port(FIRST_MIGRATION_PORT))
 
 
 def migrate(lab, variant, case, options, network=None):
     """One migration; its figures."""
-    qemu, exits, fetch = VARIANTS[variant]
+    qemu, exits, fetch = VARIANTS[variant.removesuffix(WINDOW)]
     huge = case.backend == "hugetlb"
     # Without channels of their own, requested pages share the limit.
     bandwidth = 0 if not options.preempt else options.background * (16 if huge else 1) * MIB
     wrapper = ("busybox", "time", "-v")
     with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=case.backend,
-              capabilities=("postcopy-preempt",) * options.preempt, cpus=case.vcpus,
+              capabilities=("events", *("postcopy-preempt",) * options.preempt), cpus=case.vcpus,
+              source_options=("-global", "migration.x-postcopy-window=on") if WINDOW in variant else (),
               memory_mb=options.memory << huge, seed=1, traced=False, fetch=fetch,
               wrapper=(*network.wrapper, *wrapper) if network else wrapper, **LOADS[case.load]) as pair:
         src, dst = pair.sides
@@ -172,6 +183,8 @@ def migrate(lab, variant, case, options, network=None):
             **{f"{kind}_switches_per_fault_count": result[f"{kind}_switches_count"] / demand
                for kind in ("voluntary", "involuntary")},
             "downtime_ms": total["downtime"], "total_time_ms": total["total-time"],
+            "switch_to_last_page_ms": switch_to_last_page_ms(src),
+            "source_postcopy_window": total.get("postcopy-window"),
             "memory_intact": report.intact,
             # As QEMU names them; latencies are in ns.
             "query_migrate": {k: v for k, v in info.items() if k.startswith("postcopy-")},
@@ -199,6 +212,7 @@ MEASURED = (
     ("processor, both (s)", "cpu_s", "{:.2f}"),
     ("downtime (ms)", "downtime_ms", "{:.0f}"),
     ("total time (ms)", "total_time_ms", "{:.0f}"),
+    ("switch to the last page (ms)", "switch_to_last_page_ms", "{:.0f}"),
 )
 def name_of(case):
     return f"{case.backend} memory, {case.load} load, {case.vcpus} vCPUs"
@@ -276,10 +290,12 @@ def run(options):
     if options.bitmap:
         VARIANTS[BITMAP] = (FORK, "on", 0)
     VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in options.fetch})
-    if unknown := set(options.variants or ()) - set(VARIANTS):
-        raise ProgramError(f"no variant {', '.join(sorted(unknown))}: there are {', '.join(VARIANTS)}")
+    held_back = [name + WINDOW for name, (qemu, *_) in VARIANTS.items() if qemu == FORK]
+    if unknown := set(options.variants or ()) - {*VARIANTS, *held_back}:
+        raise ProgramError(f"no variant {', '.join(sorted(unknown))}: there are {', '.join([*VARIANTS, *held_back])}")
     names = [name for name in VARIANTS if (name != "exits on" or place.exit_on_missing)
              and (not options.variants or name in options.variants or VARIANTS[name][0] == PEER)]
+    names += [name for name in held_back if name in (options.variants or ())]
     # Huge pages: one of them at a time is what vCPUs meet in.
     cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus)
              for backend in options.backends for load in options.load or [None] for vcpus in options.cpus]
@@ -345,7 +361,8 @@ def main():
                         help="also with so many fetch channels, and exits on")
     parser.add_argument("--bitmap", action="store_true", help="also with KVM_MEM_USERFAULT, and exits on")
     parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU, with preempt as the others")
-    parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these, e.g. 'exits on' '4 channels'")
+    parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these, e.g. 'exits on' '4 channels' "
+                        f"'exits on{WINDOW}', whose background is held back")
     parser.add_argument("--delay", type=int, metavar="US",
                         help="microseconds that each direction of a link between the QEMUs takes")
     parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT", help="of such a link, per second")

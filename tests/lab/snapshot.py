@@ -76,8 +76,7 @@ class Machine:
         self.side.cmd("migrate", uri=uri or f"file:{self.file}")
 
     def wait_running(self) -> None:
-        """Wait until memory is protected and the guest runs on. Before it is stopped for that, the
-        snapshot is active and the guest runs, too."""
+        """Wait until memory is protected and the guest runs on."""
         until(lambda: any(event["event"] == "RESUME" for event in self.side.qmp.get_events()),
               "the guest has been stopped, and runs on")
 
@@ -106,15 +105,19 @@ class Machine:
                 return info
         raise AssertionError("the guest did not write while the snapshots were taken")
 
-    def restore(self, qemu: str = FORK, capabilities: Sequence[str] = (), keep: bool = False,
-                status: str = "") -> guest.Report:
-        """Restore the snapshot in another QEMU, and let the guest there check its memory.
-
-        keep: leave it there, for Qtest; status: of a guest that does not run by itself."""
-        side = self._side("destination", qemu, ["-incoming", "defer",
-                                                *(Qtest.arguments(self.lab, "destination") if keep else ())])
+    def load(self, qemu: str = FORK, capabilities: Sequence[str] = (), arguments: Sequence[str] = ()) -> Side:
+        """Restore the snapshot in another QEMU."""
+        side = self._side("destination", qemu, ["-incoming", "defer", *arguments])
         side.set_capabilities(*capabilities)
         side.cmd("migrate-incoming", uri=f"file:{self.file}")
+        return side
+
+    def restore(self, qemu: str = FORK, capabilities: Sequence[str] = (), keep: bool = False,
+                status: str = "") -> guest.Report:
+        """The same, and let the guest there check its memory.
+
+        keep: leave it there, for Qtest; status: of a guest that does not run by itself."""
+        side = self.load(qemu, capabilities, Qtest.arguments(self.lab, "destination") if keep else ())
         if status:
             until(lambda: side.cmd("query-status")["status"] == status, f"the restored guest is {status}")
             side.cmd("cont")

@@ -1,0 +1,78 @@
+/*
+ * Postcopy: how the source sends what nobody has requested
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#ifndef MIGRATION_POSTCOPY_BACKGROUND_H
+#define MIGRATION_POSTCOPY_BACKGROUND_H
+
+#include "qapi/qapi-types-migration.h"
+#include "qemu/thread.h"
+#include "migration/migration.h"
+#include "window.h"
+
+/* In PostcopyOutgoing */
+typedef struct PostcopyBackground {
+    /*
+     * Whether the background has a window: from postcopy_background_begin() to
+     * the next migration.  Written by the migration thread alone; others read
+     * it with the lock.
+     */
+    bool active;
+    /* Protects window and waiting, and is taken for the writes of active */
+    QemuMutex lock;
+    PostcopyWindow window;
+    /* The migration thread sleeps on rate_limit_sem until a PONG posts it */
+    bool waiting;
+    /* Of the migration thread: a slice is complete, and has no PING yet */
+    bool slice_complete;
+    /* Of the migration thread: qemu_file_transferred() behind the last page */
+    uint64_t file_bytes;
+    /*
+     * Of the migration thread: CLOCK_MONOTONIC in ns from which on
+     * max-postcopy-bandwidth lets it send the next slice
+     */
+    int64_t next_ns;
+} PostcopyBackground;
+
+/* With PostcopyOutgoing */
+void postcopy_background_init(PostcopyBackground *b);
+void postcopy_background_destroy(PostcopyBackground *b);
+
+/* A migration begins: there is no window yet.  BQL, no migration thread. */
+void postcopy_background_reset(MigrationState *s);
+
+/*
+ * Postcopy begins, or goes on after a recovery: find the window of this main
+ * channel.  Migration thread.
+ */
+void postcopy_background_begin(MigrationState *s);
+
+/*
+ * @pages target pages were sent on the main channel.  Returns whether a slice is
+ * complete, so that the section should end and postcopy_background_ping() be
+ * called.  Migration thread.
+ */
+bool postcopy_background_sent(MigrationState *s, unsigned pages);
+
+/* Between sections: send a PING if a slice is complete.  Migration thread. */
+void postcopy_background_ping(MigrationState *s);
+
+/*
+ * Between sections: sleep until the next slice may be sent, or a page has been
+ * requested, or for 100 ms.  Returns whether a page has been requested, as
+ * migration_rate_limit() does.  Migration thread.
+ */
+bool postcopy_background_wait(MigrationState *s);
+
+/*
+ * A PONG has come.  Returns false if its value is none that
+ * postcopy_background_ping() sends.  Return path thread.
+ */
+bool postcopy_background_ponged(MigrationState *s, uint32_t value);
+
+/* For query-migrate.  Any thread. */
+void postcopy_background_fill_info(MigrationState *s, MigrationInfo *info);
+
+#endif

@@ -1,0 +1,249 @@
+/*
+ * Postcopy's window, over a link that is simulated
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/timer.h"
+#include "qemu/units.h"
+#include "../migration/postcopy/window.h"
+
+#define PAGE    (4 * KiB)
+/* The destination may be off its processor for a part of each so many ns */
+#define PERIOD  (10 * SCALE_MS)
+
+typedef struct Link {
+    /* Bytes per second, and ns from one end to the other */
+    uint64_t rate;
+    int64_t delay;
+    /* ns of each PERIOD for which the destination places nothing */
+    int64_t off;
+    /* ns by which a PING is answered too late, at most: threads wait */
+    int64_t late;
+    /* ns that other traffic takes of the queue, whatever we do */
+    int64_t others;
+} Link;
+
+typedef struct Source {
+    PostcopyWindow window;
+    const Link *link;
+    int64_t now;
+    /* When all that has been sent has left the queue */
+    int64_t left;
+    /* By number: when a PING will have been answered */
+    int64_t answers[POSTCOPY_WINDOW_PINGS];
+    /* In this stretch of time: bytes; how long a request would have waited */
+    uint64_t bytes;
+    int64_t waits;
+    unsigned slices;
+    GRand *rand;
+} Source;
+
+static Source *source_new(const Link *link)
+{
+    Source *s = g_new0(Source, 1);
+
+    s->link = link;
+    s->rand = g_rand_new_with_seed(1);
+    postcopy_window_begin(&s->window, 0);
+    return s;
+}
+
+static void source_free(Source *s)
+{
+    g_rand_free(s->rand);
+    g_free(s);
+}
+G_DEFINE_AUTOPTR_CLEANUP_FUNC(Source, source_free)
+
+static void send_slice(Source *s)
+{
+    const Link *link = s->link;
+    int64_t start = MAX(s->now + link->others, s->left);
+    uint64_t bytes = PAGE;
+    uint32_t number;
+    int64_t phase, placed;
+
+    while (!postcopy_window_sent(&s->window, PAGE)) {
+        bytes += PAGE;
+    }
+    s->bytes += bytes;
+    s->waits += start - s->now;
+    s->slices++;
+    s->left = start + bytes * NANOSECONDS_PER_SECOND / link->rate;
+    placed = s->left + link->delay;
+    phase = placed % PERIOD;
+    if (phase < link->off) {
+        placed += link->off - phase;
+    }
+    if (link->late) {
+        placed += g_rand_int_range(s->rand, 0, link->late);
+    }
+    if (postcopy_window_ping(&s->window, s->now, &number)) {
+        s->answers[number % POSTCOPY_WINDOW_PINGS] = placed + link->delay;
+    }
+}
+
+/* Returns the share of the link that was used */
+static double run_until(Source *s, int64_t end)
+{
+    PostcopyWindow *w = &s->window;
+    int64_t begin = s->now;
+
+    s->bytes = s->waits = s->slices = 0;
+    while (s->now < end) {
+        while (!postcopy_window_full(w)) {
+            send_slice(s);
+        }
+        /* The window is full: something is on its way */
+        g_assert_cmpuint(w->answered, !=, w->pinged);
+        s->now = MAX(s->now, s->answers[w->answered % POSTCOPY_WINDOW_PINGS]);
+        g_assert_true(postcopy_window_pong(w, s->now, w->answered));
+    }
+    return (double)s->bytes * NANOSECONDS_PER_SECOND / (s->now - begin) /
+        s->link->rate;
+}
+
+static int64_t wait_ns(const Source *s)
+{
+    return s->waits / s->slices;
+}
+
+/*
+ * The link is used, and a requested page waits little longer than it travels,
+ * from the first half of a second on
+ */
+static void test_links(void)
+{
+    static const unsigned mbit[] = { 100, 300, 1000, 10000, 25000 };
+    static const unsigned us[] = { 20, 50, 500, 2000, 20000 };
+
+    for (unsigned i = 0; i < ARRAY_SIZE(mbit); i++) {
+        for (unsigned j = 0; j < ARRAY_SIZE(us); j++) {
+            Link link = {
+                .rate = mbit[i] * 125000ull,
+                .delay = us[j] * (int64_t)SCALE_US,
+            };
+            g_autoptr(Source) s = source_new(&link);
+            uint64_t product = link.rate / 1000 * us[j] / 1000;
+            double first, used;
+
+            if (product > 8 * MiB) {
+                continue;
+            }
+            first = run_until(s, NANOSECONDS_PER_SECOND / 2);
+            used = run_until(s, 5 * NANOSECONDS_PER_SECOND);
+            g_test_message("%u Mbit/s, %u us: used %.3f, then %.3f, window %"
+                           PRIu64 ", waits %" PRId64 " us", mbit[i], us[j],
+                           first, used, s->window.size,
+                           wait_ns(s) / SCALE_US);
+            g_assert_cmpfloat(first, >=, 0.6);
+            g_assert_cmpfloat(used, >=, 0.9);
+            /* A few hundred us, or the smallest window */
+            g_assert_cmpint(wait_ns(s), <=, link.delay + 600 * SCALE_US +
+                            100 * KiB * NANOSECONDS_PER_SECOND / link.rate);
+        }
+    }
+}
+
+/* The destination is off its processor: that is no queue */
+static void test_busy_destination(void)
+{
+    static const Link link = {
+        .rate = 125000000, .delay = 500 * SCALE_US, .off = 2 * SCALE_MS,
+    };
+    g_autoptr(Source) s = source_new(&link);
+
+    run_until(s, NANOSECONDS_PER_SECOND / 2);
+    g_assert_cmpfloat(run_until(s, 5 * NANOSECONDS_PER_SECOND), >=, 0.9);
+    g_assert_cmpint(wait_ns(s), <=, 2 * SCALE_MS);
+}
+
+/* Threads of both sides wait for processors: no small window helps them */
+static void test_busy_processors(void)
+{
+    Link link = { .rate = 125000000, .delay = 500 * SCALE_US };
+    g_autoptr(Source) s = source_new(&link);
+
+    run_until(s, NANOSECONDS_PER_SECOND);
+    link.late = 40 * SCALE_MS;
+    run_until(s, 2 * NANOSECONDS_PER_SECOND);
+    g_assert_cmpfloat(run_until(s, 5 * NANOSECONDS_PER_SECOND), >=, 0.12);
+}
+
+/* Other traffic keeps a queue full: the background gets its part all the same */
+static void test_other_traffic(void)
+{
+    Link link = { .rate = 125000000, .delay = 500 * SCALE_US };
+    g_autoptr(Source) s = source_new(&link);
+
+    run_until(s, NANOSECONDS_PER_SECOND);
+    link.others = 50 * SCALE_MS;
+    run_until(s, 4 * NANOSECONDS_PER_SECOND);
+    g_assert_cmpfloat(run_until(s, 6 * NANOSECONDS_PER_SECOND), >=, 0.2);
+    /* It ends: once the delay has been looked for, the old one is right again */
+    link.others = 0;
+    run_until(s, 9 * NANOSECONDS_PER_SECOND);
+    g_assert_cmpfloat(run_until(s, 11 * NANOSECONDS_PER_SECOND), >=, 0.93);
+    g_assert_cmpint(wait_ns(s), <=, 2 * SCALE_MS);
+}
+
+/* Answers of an earlier connection, and those that nobody has asked for */
+static void test_answers(void)
+{
+    PostcopyWindow w = { 0 };
+    uint32_t first, second;
+
+    postcopy_window_begin(&w, 0);
+    g_assert_false(postcopy_window_pong(&w, 1, 0));
+    g_assert_true(postcopy_window_sent(&w, MiB));
+    g_assert_true(postcopy_window_ping(&w, 1, &first));
+    g_assert_true(postcopy_window_full(&w));
+
+    postcopy_window_begin(&w, 2);
+    g_assert_false(postcopy_window_full(&w));
+    g_assert_false(postcopy_window_pong(&w, 3, first));
+    g_assert_true(postcopy_window_sent(&w, MiB));
+    g_assert_true(postcopy_window_ping(&w, 3, &second));
+    g_assert_false(postcopy_window_pong(&w, 4, first));
+    g_assert_false(postcopy_window_pong(&w, 4, second + 1));
+    g_assert_true(postcopy_window_full(&w));
+    g_assert_true(postcopy_window_pong(&w, 4, second));
+    g_assert_false(postcopy_window_full(&w));
+    g_assert_false(postcopy_window_pong(&w, 5, second));
+}
+
+/* A PING that cannot be remembered is not sent, and nothing is lost */
+static void test_many_pings(void)
+{
+    PostcopyWindow w = { 0 };
+    uint32_t number;
+
+    postcopy_window_begin(&w, 0);
+    for (unsigned i = 0; i < POSTCOPY_WINDOW_PINGS; i++) {
+        postcopy_window_sent(&w, PAGE);
+        g_assert_true(postcopy_window_ping(&w, i, &number));
+    }
+    postcopy_window_sent(&w, PAGE);
+    g_assert_false(postcopy_window_ping(&w, 100, &number));
+    for (unsigned i = 0; i < POSTCOPY_WINDOW_PINGS; i++) {
+        g_assert_true(postcopy_window_pong(&w, 200, i));
+    }
+    g_assert_cmpuint(w.received, ==, POSTCOPY_WINDOW_PINGS * PAGE);
+    postcopy_window_sent(&w, PAGE);
+    g_assert_true(postcopy_window_ping(&w, 300, &number));
+    g_assert_cmpuint(w.sent - w.received, ==, 2 * PAGE);
+}
+
+int main(int argc, char **argv)
+{
+    g_test_init(&argc, &argv, NULL);
+    g_test_add_func("/postcopy-window/links", test_links);
+    g_test_add_func("/postcopy-window/busy-destination", test_busy_destination);
+    g_test_add_func("/postcopy-window/busy-processors", test_busy_processors);
+    g_test_add_func("/postcopy-window/other-traffic", test_other_traffic);
+    g_test_add_func("/postcopy-window/answers", test_answers);
+    g_test_add_func("/postcopy-window/many-pings", test_many_pings);
+    return g_test_run();
+}
