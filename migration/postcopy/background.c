@@ -89,14 +89,14 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages)
 void postcopy_background_ping(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
-    uint64_t rate = migrate_max_postcopy_bandwidth();
-    int64_t now = get_clock();
-    uint64_t bytes;
+    uint64_t bytes, rate;
     uint32_t number;
+    int64_t now;
 
     if (!b->active || !b->slice_complete) {
         return;
     }
+    now = get_clock();
     WITH_QEMU_LOCK_GUARD(&b->lock) {
         bytes = b->window.unpinged;
         if (!postcopy_window_ping(&b->window, now, &number)) {
@@ -104,6 +104,7 @@ void postcopy_background_ping(MigrationState *s)
         }
     }
     b->slice_complete = false;
+    rate = migrate_max_postcopy_bandwidth();
     if (rate) {
         b->next_ns = MAX(b->next_ns, now - BURST_NS) +
             bytes * NANOSECONDS_PER_SECOND / rate;

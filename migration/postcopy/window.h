@@ -15,8 +15,10 @@
  * Nothing here is locked: the owner does.
  */
 typedef struct PostcopyWindow {
-    /* Bytes: how many may be on their way; were sent, with a PING behind them,
-     * since the window was made; and have been received of these */
+    /*
+     * Bytes: how many may be on their way; were sent, with a PING behind them,
+     * since the window was made; and have been received of these
+     */
     uint64_t size;
     uint64_t sent;
     uint64_t received;
