@@ -13,7 +13,7 @@ from tests.lab import kvm_interface, limits, sanitizer
 from tests.lab.arches import FIRST, SECOND
 from tests.lab.host import Host
 from tests.lab.lab import Lab
-from tests.lab.paths import ROOT, SANITIZED, below
+from tests.lab.paths import ROOT, below
 
 MEMORY_MB = 3072    # of a first-level machine
 # Paths, or what -k takes
@@ -124,18 +124,15 @@ def lab(request, _machine):
     if limits.passed(request.node):
         machine.kill()
     machine.check_kernel()
-    if sanitizer.ENVIRONMENT and machine.alive:
-        reports = machine.run(f"cat {sanitizer.REPORTS}.*; rm -f {sanitizer.REPORTS}.*").output
-        found = sanitizer.failures(reports, request.node.name)
-        assert not found, "\n\n".join(found)
+    if machine.alive:
+        sanitizer.check(machine, request.node.name)
 
 
 @pytest.fixture(scope="session")
 def _host(request):
     """This machine, with TCG; None where its kernel denies what tests need."""
     with Host("tcg", name=os.environ.get("PYTEST_XDIST_WORKER", "pytest") + "-host") as host:
-        # Of sanitizers, the fixture lab knows the environment and the reports.
-        why_not = "a sanitizer's QEMU" if SANITIZED else host.why_not()
+        why_not = host.why_not()
         if why_not:
             request.config.get_terminal_writer().line(f"in the lab, not on this machine: {why_not}")
         yield None if why_not else host
@@ -154,6 +151,7 @@ def place(request):
         return
     yield host
     left = host.leftovers()
+    sanitizer.check(host, request.node.name)
     assert not left, f"processes that the test has left: {left}"
 
 

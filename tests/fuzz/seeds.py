@@ -212,9 +212,6 @@ def migrate(source, destination, tape, directory, capabilities, way):
             side.wait_status("postcopy-active", "completed")
         if completed(destination):
             return False                # All was sent before
-        # A thread that reads all memory; /dev/null would not
-        destination.until(lambda: destination.cmd("query-status")["status"] != "inmigrate", "guest")
-        destination.cmd("dump-guest-memory", paging=False, protocol=f"file:{directory}/dump", detach=True)
         destination.until(lambda: tape.requests() or completed(destination), "page requests")
         if not tape.requests():
             return False

@@ -334,7 +334,7 @@ class BaseSide(ABC):
 
     def end(self) -> None:
         if self._qmp:
-            with contextlib.suppress(QMPError, EOFError, TimeoutError):
+            with contextlib.suppress(QMPError, EOFError, OSError):
                 self._qmp.close()
         self.job.kill()
 

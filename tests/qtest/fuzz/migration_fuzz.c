@@ -381,6 +381,21 @@ static void *fuzz_touch(void *opaque)
     return NULL;
 }
 
+/* As a vCPU that reads all memory, in the order of the RAMBlocks */
+static void *fuzz_touch_all(void *opaque)
+{
+    const char *names[] = { "pc.ram", "shared" };
+
+    for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+        RAMBlock *block = qemu_ram_block_by_name(names[i]);
+
+        for (ram_addr_t at = 0; at < block->used_length; at += FUZZ_PAGE) {
+            qatomic_read(block->host + at);
+        }
+    }
+    return NULL;
+}
+
 static void fuzz_run(const FuzzRecord *r)
 {
     int i = r->arg % FUZZ_CHANNELS, fd;
@@ -656,6 +671,8 @@ static void fuzz_make_guest_time(void)
 
 static void fuzz_before(QTestState *s)
 {
+    bool touched = false;
+
     fuzz_make_guest_time();
     vmstate_register(NULL, 0, &fuzz_vmstate_clock, &fuzz_clock);
     if (fuzz_side == FUZZ_SOURCE) {
@@ -667,6 +684,10 @@ static void fuzz_before(QTestState *s)
     /* To record what both sides send, see tests/fuzz/seeds.py */
     while (getenv("MIGRATION_FUZZ_PLAIN")) {
         main_loop_wait(false);
+        if (!touched && fuzz_is_running()) {
+            touched = true;
+            fuzz_thread(fuzz_touch_all, 0);
+        }
     }
     fuzz_log = qemu_memfd_create("log", 0, false, 0, 0, &error_abort);
     if (!mkdtemp(fuzz_dir)) {
