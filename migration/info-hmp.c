@@ -127,9 +127,9 @@ static void info_postcopy_window(Monitor *mon, const MigrationInfo *info)
     PostcopyWindowInfo *w = info->postcopy_window;
 
     if (w) {
-        monitor_printf(mon, "postcopy window: %" PRIu64 " bytes, in flight %"
-                       PRIu64 ", delay %" PRIu64 " us\n", w->size, w->in_flight,
-                       w->delay / 1000);
+        monitor_printf(mon, "postcopy window: %" PRIu64 " bytes, unacknowledged %"
+                       PRIu64 ", unread %" PRIu64 ", delay %" PRIu64 " us\n",
+                       w->size, w->unacknowledged, w->unread, w->delay / 1000);
     }
 }
 

@@ -2,17 +2,25 @@
  * Postcopy: how the source sends what nobody has requested
  *
  * A requested page is sent at once, but waits for all that is before it in
- * buffers and queues: of the source's kernel, of a proxy, of the network, of
- * the destination.  None of them tells its length.  So the source finds out by
- * itself how much may be on its way (window.c): by PINGs, which every QEMU
- * answers from the thread that places the pages, after all that came before.
+ * buffers and queues: of the source's kernel and of the network, and, if its
+ * channel is the background's, of a proxy and of the destination, too.  So the
+ * source bounds what is on its way (window.c).  Its kernel tells what the peer
+ * of the socket has not acknowledged.  For all that is behind that peer there
+ * are PINGs, which every QEMU answers from the thread that places the pages,
+ * after it has placed all that was sent before.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 
 #include "qemu/osdep.h"
+#include <sys/ioctl.h>
+#ifdef CONFIG_LINUX
+#include <linux/sockios.h>
+#endif
 #include "qemu/lockable.h"
 #include "qemu/timer.h"
+#include "io/channel-socket.h"
+#include "io/channel-tls.h"
 #include "qapi/qapi-types-migration.h"
 #include "migration/options.h"
 #include "migration/qemu-file.h"
@@ -34,7 +42,9 @@
 /* Bandwidth that was not used for so many ns may be used later */
 #define BURST_NS        (2 * SCALE_MS)
 
+/* How long to wait for an answer, and until the link is looked at anew */
 #define WAIT_MS         100
+#define LINK_MS         1
 
 void postcopy_background_init(PostcopyBackground *b)
 {
@@ -54,18 +64,49 @@ void postcopy_background_reset(MigrationState *s)
     b->active = false;
 }
 
+/* Of the TCP connection below @ioc, or -1; @ioc owns it */
+static int postcopy_background_link(QIOChannel *ioc)
+{
+    QIOChannelTLS *tls = (QIOChannelTLS *)
+        object_dynamic_cast(OBJECT(ioc), TYPE_QIO_CHANNEL_TLS);
+    QIOChannelSocket *socket = (QIOChannelSocket *)
+        object_dynamic_cast(OBJECT(tls ? tls->master : ioc),
+                            TYPE_QIO_CHANNEL_SOCKET);
+
+    /* A socket of this host has no link: only its reader empties it */
+    return socket && (socket->localAddr.ss_family == AF_INET ||
+                      socket->localAddr.ss_family == AF_INET6) ?
+        socket->fd : -1;
+}
+
+/* Bytes that the peer of the TCP connection has not acknowledged; 0 for none */
+static uint64_t postcopy_background_in_link(PostcopyBackground *b)
+{
+#ifdef CONFIG_LINUX
+    int bytes;
+
+    if (b->link_fd >= 0 && !ioctl(b->link_fd, SIOCOUTQ, &bytes)) {
+        return bytes;
+    }
+#endif
+    return 0;
+}
+
 void postcopy_background_begin(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
+    QIOChannel *ioc = qemu_file_get_ioc(s->to_dst_file);
 
     QEMU_LOCK_GUARD(&b->lock);
     b->active = s->postcopy_window && migrate_postcopy_ram();
     b->slice_complete = false;
+    b->link_fd = postcopy_background_link(ioc);
     b->file_bytes = qemu_file_transferred(s->to_dst_file);
     b->next_ns = get_clock();
-    postcopy_window_begin(&b->window, b->next_ns);
+    postcopy_window_begin(&b->window, b->next_ns,
+                          b->file_bytes - postcopy_background_in_link(b));
     /* A PING must not wait until the slice before it has been acknowledged */
-    qio_channel_set_delay(qemu_file_get_ioc(s->to_dst_file), false);
+    qio_channel_set_delay(ioc, false);
 }
 
 bool postcopy_background_sent(MigrationState *s, unsigned pages)
@@ -112,6 +153,18 @@ void postcopy_background_ping(MigrationState *s)
     qemu_savevm_send_ping(s->to_dst_file, PING_TAG | (number & ~PING_TAG_MASK));
 }
 
+void postcopy_background_answers(MigrationState *s, bool answers)
+{
+    PostcopyBackground *b = &s->postcopy->background;
+
+    QEMU_LOCK_GUARD(&b->lock);
+    b->answers = answers;
+    if (b->waiting) {
+        b->waiting = false;
+        qemu_sem_post(&s->rate_limit_sem);
+    }
+}
+
 bool postcopy_background_ponged(MigrationState *s, uint32_t value)
 {
     PostcopyBackground *b = &s->postcopy->background;
@@ -125,8 +178,8 @@ bool postcopy_background_ponged(MigrationState *s, uint32_t value)
     /* The next one, or else of an earlier connection, or a lie */
     number = w->answered + (uint16_t)(value - w->answered);
     if (postcopy_window_pong(w, get_clock(), number)) {
-        trace_postcopy_window(w->size, w->sent - w->received, w->delay,
-                              w->least_delay);
+        trace_postcopy_window(w->link.limit, w->in_link, w->path.limit,
+                              w->sent - w->path.left, w->delay, w->least_delay);
         if (b->waiting) {
             b->waiting = false;
             qemu_sem_post(&s->rate_limit_sem);
@@ -145,9 +198,12 @@ bool postcopy_background_wait(MigrationState *s)
         bool full, woken;
 
         WITH_QEMU_LOCK_GUARD(&b->lock) {
-            full = b->waiting = postcopy_window_full(&b->window);
+            postcopy_window_look(&b->window, now, b->file_bytes,
+                                 postcopy_background_in_link(b));
+            full = b->waiting = b->answers && postcopy_window_full(&b->window);
+            until = !full ? MIN(b->next_ns, end) :
+                b->window.path.full ? end : MIN(now + LINK_MS * SCALE_MS, end);
         }
-        until = full ? end : MIN(b->next_ns, end);
         if (now >= until) {
             break;
         }
@@ -162,6 +218,10 @@ bool postcopy_background_wait(MigrationState *s)
                 woken = !qemu_sem_timedwait(&s->rate_limit_sem, 0);
             }
             b->waiting = false;
+            /* A queue that runs empty meanwhile has not been too short */
+            if (woken) {
+                b->window.link.full = b->window.path.full = false;
+            }
         }
         if (woken) {
             /* Whoever serves a request takes one for it */
@@ -180,8 +240,9 @@ void postcopy_background_fill_info(MigrationState *s, MigrationInfo *info)
     QEMU_LOCK_GUARD(&b->lock);
     if (b->active) {
         info->postcopy_window = g_new0(PostcopyWindowInfo, 1);
-        info->postcopy_window->size = w->size;
-        info->postcopy_window->in_flight = w->sent - w->received;
+        info->postcopy_window->size = MIN(w->link.limit, w->path.limit);
+        info->postcopy_window->unacknowledged = w->in_link;
+        info->postcopy_window->unread = w->sent - w->path.left;
         info->postcopy_window->delay = w->delay;
     }
 }

@@ -20,13 +20,17 @@ typedef struct PostcopyBackground {
      * it with the lock.
      */
     bool active;
-    /* Protects window and waiting, and is taken for the writes of active */
+    /* Protects all up to waiting, and is taken for the writes of active */
     QemuMutex lock;
     PostcopyWindow window;
+    /* Somebody reads what the destination says */
+    bool answers;
     /* The migration thread sleeps on rate_limit_sem until a PONG posts it */
     bool waiting;
     /* Of the migration thread: a slice is complete, and has no PING yet */
     bool slice_complete;
+    /* Of the migration thread: to_dst_file's TCP connection, or -1 */
+    int link_fd;
     /* Of the migration thread: qemu_file_transferred() behind the last page */
     uint64_t file_bytes;
     /*
@@ -65,6 +69,13 @@ void postcopy_background_ping(MigrationState *s);
  * migration_rate_limit() does.  Migration thread.
  */
 bool postcopy_background_wait(MigrationState *s);
+
+/*
+ * The return path thread begins or ends: without it there are no answers, and
+ * the background is not held back, so that a write finds the broken connection.
+ * Return path thread.
+ */
+void postcopy_background_answers(MigrationState *s, bool answers);
 
 /*
  * A PONG has come.  Returns false if its value is none that

@@ -79,6 +79,7 @@ void postcopy_fetch_init(MigrationState *s)
 
 void postcopy_fetch_destroy(MigrationState *s)
 {
+    postcopy_first_reset(&s->postcopy->first);
     postcopy_background_destroy(&s->postcopy->background);
     qemu_sem_destroy(&s->postcopy->connected);
     qemu_event_destroy(&s->postcopy->active);
@@ -90,6 +91,7 @@ void postcopy_fetch_begin(MigrationState *s)
 {
     qatomic_set(&s->postcopy->answered, false);
     postcopy_background_reset(s);
+    postcopy_first_reset(&s->postcopy->first);
 }
 
 void postcopy_fetch_answered(MigrationState *s)

@@ -10,6 +10,7 @@
 #include "io/channel.h"
 #include "background.h"
 #include "fetch.h"
+#include "first.h"
 
 /*
  * MigrationState.postcopy.  The migration thread changes channels and ioc, with
@@ -32,6 +33,7 @@ struct PostcopyOutgoing {
     /* The destination has answered a PING; atomic */
     bool answered;
     PostcopyBackground background;
+    PostcopyFirst first;
 };
 
 #endif

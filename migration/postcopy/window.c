@@ -2,12 +2,14 @@
  * Postcopy: how much of the background may be on its way
  *
  * The background is sent in slices with a PING behind each, and a slice is held
- * back while answers take longer than the fastest one by some share: then what
- * is on its way lies in a queue, and whatever is sent now would wait behind it.
+ * back while more is on its way than the time of a round trip needs: the rest
+ * would lie in a queue, and whatever is sent now would wait behind it.
  *
- * A thread of either side that is off its processor for some ms delays answers,
- * too, though nothing lies in a queue.  So the fastest answer of a round tells,
- * and a round has some ms: only a queue is never empty for so long.
+ * The time of a round trip is the fastest answer's, and the most that has left
+ * a queue per second tells how much that is in bytes.  A queue that has run
+ * empty while it held the background back, so that less has left it, may have
+ * more from then on: a thread that is off its processor for some ms reads or
+ * sends too late.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -17,77 +19,119 @@
 #include "qemu/units.h"
 #include "window.h"
 
-/* Limits of a slice and of the window, in bytes */
-#define SLICE_LEAST     (8 * KiB)
-#define SLICE_MOST      (4 * MiB)
-#define WINDOW_PROBE    SLICE_LEAST
+/* Limits of a slice and of a queue, in bytes */
+#define SLICE_LEAST     (16 * KiB)
+#define QUEUE_LEAST     (64 * KiB)
+#define QUEUE_FIRST     (256 * KiB)
+#define QUEUE_MOST      (256 * MiB)
 /*
- * Where answers take long for another reason, other traffic or processors that
- * have more to do, a smaller window would not make them faster
+ * A slice takes a fraction of a ms.  But so many are in a window at least, so
+ * that answers come steadily, and what is sent in between acknowledges those of
+ * a peer that has Nagle's algorithm; and so many at most
  */
-#define WINDOW_LEAST    (128 * KiB)
-#define WINDOW_FIRST    (256 * KiB)
-#define WINDOW_MOST     (256 * MiB)
-/*
- * The window has so many slices, so that answers come steadily, and what is
- * sent in between acknowledges the answers of a peer that has Nagle's algorithm
- */
-#define SLICES          4
+#define SLICES_PER_S    1000
+#define SLICES_LEAST    4
+#define SLICES_MOST     (POSTCOPY_WINDOW_PINGS / 2)
 
 /*
- * An answer may take longer than the fastest one by this share, since it waits
- * until its slice has left, and by so many ns
+ * A queue may hold what leaves it in this share of a round trip, and in so many
+ * ns: the link's makes requested pages wait, and is looked at each ms; the
+ * path's only those that have no channel of their own, and a thread has to read
+ * and to answer before any of it is seen to have left
  */
-#define DELAY_SHARE     2
-#define DELAY_NS        (500 * SCALE_US)
+#define SHARE           4
+#define LINK_SLACK_NS   (750 * SCALE_US)
+#define PATH_SLACK_NS   (8 * SCALE_MS)
+#define SLACK_MOST_NS   (256 * SCALE_MS)
 
-/* The most bytes per second of any round are forgotten in so many rounds */
-#define RATE_ROUNDS     256
-
-/* A round takes so many ns, once the window has been found */
+/* A round takes so many ns, or a round trip, whichever is longer */
 #define ROUND_NS        (10 * SCALE_MS)
+/* While the link's rate grows; and so many in which a rate has not end that */
+#define SHORT_ROUND_NS  (1 * SCALE_MS)
+#define STALE_ROUNDS    3
 
 /*
- * The fastest answer is looked for anew after so many ns, or so many times its
- * delay: other traffic or another path may have made all slower for good
+ * What has been found is forgotten after so many ns, or so many times the delay
+ * of the fastest answer: other traffic or another path may have changed all
  */
-#define LEAST_NS        (2 * NANOSECONDS_PER_SECOND)
-#define LEAST_DELAYS    100
+#define SPAN_NS         (2 * NANOSECONDS_PER_SECOND)
+#define SPAN_DELAYS     100
 
 /*
- * Rounds: one as before, one in which that is received, and one that has little
- * on its way
+ * Steps of looking for the fastest answer: one with as much as before on its
+ * way; from here on with little; one in which what was before is answered
  */
-#define PROBE_AFTER     3
+#define PROBE_FIRST     3
+#define PROBE_LITTLE    2
 
-static void window_set_size(PostcopyWindow *w, uint64_t size)
+static int64_t window_span_ns(const PostcopyWindow *w)
 {
-    w->size = MIN(size, WINDOW_MOST);
-    w->slice = MIN(MAX(w->size / SLICES, SLICE_LEAST), SLICE_MOST);
+    return w->least_delay == INT64_MAX ? SPAN_NS :
+        MAX(SPAN_NS, w->least_delay * SPAN_DELAYS);
 }
 
-static void window_begin_round(PostcopyWindow *w, int64_t now)
+static bool window_little(const PostcopyWindow *w)
 {
-    w->round_begin = w->received;
-    w->round_end = w->sent;
-    w->round_ns = now;
-    w->round_delay = INT64_MAX;
-    w->was_full = false;
+    return w->probing && w->probing <= PROBE_LITTLE;
 }
 
-void postcopy_window_begin(PostcopyWindow *w, int64_t now)
+static void queue_set_limit(const PostcopyWindow *w, PostcopyQueue *q)
+{
+    uint64_t rate = MAX(q->rate, q->last_rate);
+    int64_t ns = w->least_delay;
+
+    if (window_little(w)) {
+        q->limit = SLICE_LEAST;
+    } else if (ns == INT64_MAX || !rate) {
+        q->limit = QUEUE_FIRST;
+    } else {
+        ns += ns / SHARE + q->slack + (q->growing ? ns : 0);
+        rate = rate * (ns / SCALE_US) / 1000000;
+        rate = MAX(rate, q->growing ? QUEUE_FIRST : QUEUE_LEAST);
+        q->limit = MIN(rate, QUEUE_MOST);
+    }
+}
+
+static void window_set_limits(PostcopyWindow *w)
+{
+    uint64_t size;
+
+    queue_set_limit(w, &w->link);
+    queue_set_limit(w, &w->path);
+    size = MIN(w->link.limit, w->path.limit);
+    w->slice = MAX(w->path.rate, w->path.last_rate) / SLICES_PER_S;
+    w->slice = MIN(MAX(w->slice, size / SLICES_MOST), size / SLICES_LEAST);
+    w->slice = MAX(w->slice, SLICE_LEAST);
+}
+
+static void queue_begin_round(PostcopyQueue *q, int64_t now)
+{
+    q->round_ns = now;
+    q->round_left = q->left;
+    q->was_full = q->was_empty = false;
+}
+
+static void queue_begin(PostcopyQueue *q, int64_t now, int64_t slack)
+{
+    q->rate = q->last_rate = 0;
+    q->slack = q->least_slack = slack;
+    q->span_ns = now;
+    q->full = false;
+    q->growing = STALE_ROUNDS;
+    queue_begin_round(q, now);
+}
+
+void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left)
 {
     w->answered = w->pinged;
-    w->received = w->sent;
-    w->unpinged = 0;
-    w->steady = false;
-    w->most_rate = w->starved_rate = 0;
-    /* The first answer waits until the destination has loaded its devices */
-    w->probing = PROBE_AFTER;
-    w->size_after = WINDOW_FIRST;
+    w->path.left = w->step_end = w->sent;
+    w->link.left = left;
+    w->in_link = w->unpinged = 0;
     w->least_delay = INT64_MAX;
-    window_set_size(w, WINDOW_FIRST);
-    window_begin_round(w, now);
+    w->probing = PROBE_FIRST;
+    queue_begin(&w->link, now, LINK_SLACK_NS);
+    queue_begin(&w->path, now, PATH_SLACK_NS);
+    window_set_limits(w);
 }
 
 bool postcopy_window_sent(PostcopyWindow *w, uint64_t bytes)
@@ -111,94 +155,104 @@ bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint32_t *number)
     return true;
 }
 
-/*
- * A window that is as small as answers ask for, but leaves most of the link
- * idle, is too small: they take long for another reason, since a thread waits
- * for its processor or since other traffic fills a queue.  Returns whether to
- * try a larger one.
- */
-static bool window_starves(PostcopyWindow *w, int64_t now)
+/* At @now, @left bytes have left @q, and @in are in it */
+static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
+                       uint64_t left, uint64_t in)
 {
-    uint64_t rate = (w->received - w->round_begin) * SCALE_MS /
-        MAX((now - w->round_ns) / 1000, 1);
-    bool starves = w->was_full && rate < w->most_rate / 2;
+    /* Answers come in bursts: a thread reads whatever has come */
+    int64_t least = q->growing && q == &w->link ? SHORT_ROUND_NS : ROUND_NS;
+    int64_t ns = now - q->round_ns;
+    uint64_t rate;
 
-    if (starves && w->starved_rate && rate < w->starved_rate / 4 * 5) {
-        /* A larger one has brought nothing: there is not more to be had */
-        w->most_rate = rate;
-        starves = false;
-    }
-    w->starved_rate = starves ? rate : 0;
-    w->most_rate = MAX(rate, w->most_rate - w->most_rate / RATE_ROUNDS);
-    return starves;
-}
-
-static void window_end_round(PostcopyWindow *w, int64_t now)
-{
-    int64_t least = w->least_delay;
-    int64_t most = least + least / DELAY_SHARE + DELAY_NS;
-    uint64_t size = w->size;
-
-    w->delay = w->round_delay;
-    if (w->steady && !w->probing && window_starves(w, now)) {
-        window_set_size(w, size * 2);
-        window_begin_round(w, now);
+    q->left = left;
+    if (window_little(w)) {
         return;
     }
-    if (!w->probing &&
-        now - w->least_ns >= MAX(LEAST_NS, LEAST_DELAYS * least)) {
-        w->probing = PROBE_AFTER;
-        w->size_after = size;
+    q->was_empty |= q->full && !in;
+    q->full = false;
+    if (w->least_delay != INT64_MAX) {
+        least = MAX(least, w->least_delay);
     }
-    if (w->probing == PROBE_AFTER) {
-        w->probing--;
-        w->least_delay = INT64_MAX;
-        size = WINDOW_PROBE;
-    } else if (w->probing) {
-        size = --w->probing ? size : w->size_after;
-    } else {
-        size = size * (most / SCALE_US) / (w->round_delay / SCALE_US + 1);
-        w->steady |= size < w->size;
-        /* Answers are as fast as ever: nothing is in a queue */
-        if (w->round_delay - least < (most - least) / 4) {
-            size = w->size * 2;
+    if (ns < least) {
+        return;
+    }
+    if (q->was_full) {
+        rate = (left - q->round_left) * 1000000 / (ns / SCALE_US);
+        if (q->was_empty && rate < MAX(q->rate, q->last_rate) / 8 * 7) {
+            q->slack = MIN(q->slack * 2, SLACK_MOST_NS);
         }
-        /* A window that was not full need not be larger */
-        size = MAX(size, MAX(w->size / 2, WINDOW_LEAST));
-        size = MIN(size, w->was_full ? w->size * 2 : w->size);
+        if (rate > MAX(q->rate, q->last_rate) / 4 * 5) {
+            q->growing = q->growing ? STALE_ROUNDS : 0;
+        } else {
+            q->growing -= !!q->growing;
+        }
+        q->rate = MAX(q->rate, rate);
+        if (now - q->span_ns >= window_span_ns(w)) {
+            q->last_rate = q->rate;
+            q->rate = 0;
+            q->slack = MAX(q->slack / 2, q->least_slack);
+            q->span_ns = now;
+        }
+        window_set_limits(w);
     }
-    window_set_size(w, size);
-    window_begin_round(w, now);
+    queue_begin_round(q, now);
+}
+
+/* All that was on its way at the begin of this step is answered */
+static void window_end_step(PostcopyWindow *w, int64_t now)
+{
+    if (w->probing-- > PROBE_LITTLE) {
+        w->least_delay = INT64_MAX;
+    }
+    w->step_end = w->sent;
+    if (!w->probing) {
+        queue_begin_round(&w->link, now);
+        queue_begin_round(&w->path, now);
+    }
+    window_set_limits(w);
 }
 
 bool postcopy_window_pong(PostcopyWindow *w, int64_t now, uint32_t number)
 {
     unsigned n = w->answered % POSTCOPY_WINDOW_PINGS;
-    int64_t delay;
 
     if (w->answered == w->pinged || number != w->answered) {
         return false;
     }
     w->answered++;
-    w->received = w->pings[n].sent;
-    delay = now - w->pings[n].ns;
-    w->round_delay = MIN(w->round_delay, delay);
-    if (delay <= w->least_delay) {
-        w->least_delay = delay;
+    w->delay = now - w->pings[n].ns;
+    if (w->delay <= w->least_delay) {
+        w->least_delay = w->delay;
         w->least_ns = now;
     }
-    if (w->received >= w->round_end &&
-        (!w->steady || w->probing || now - w->round_ns >= ROUND_NS)) {
-        window_end_round(w, now);
+    queue_look(w, &w->path, now, w->pings[n].sent, w->sent - w->pings[n].sent);
+    if (w->probing && w->path.left >= w->step_end) {
+        window_end_step(w, now);
+    } else if (!w->probing && now - w->least_ns >= window_span_ns(w)) {
+        w->probing = PROBE_LITTLE;
+        w->least_delay = INT64_MAX;
+        w->step_end = w->sent;
+        window_set_limits(w);
     }
     return true;
 }
 
+void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
+                          uint64_t in_link)
+{
+    w->in_link = in_link;
+    queue_look(w, &w->link, now, bytes - in_link, in_link);
+}
+
 bool postcopy_window_full(PostcopyWindow *w)
 {
-    uint64_t away = w->sent - w->received;
-    bool full = away && away + w->slice > w->size;
+    uint64_t away = w->sent - w->path.left;
 
-    w->was_full |= full;
-    return full;
+    w->link.full = w->in_link && w->in_link + w->slice > w->link.limit;
+    w->path.full = away && away + w->slice > w->path.limit;
+    if (w->link.full || w->path.full) {
+        w->link.was_full = w->path.was_full = true;
+        return true;
+    }
+    return false;
 }

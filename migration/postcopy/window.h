@@ -10,18 +10,52 @@
 /* PINGs that have not been answered, at most; a power of two */
 #define POSTCOPY_WINDOW_PINGS 64
 
+/* One of the two queues that hold what is on its way */
+typedef struct PostcopyQueue {
+    /* Bytes: that may be in it, and that have left it since it was made */
+    uint64_t limit;
+    uint64_t left;
+    /* ns: what leaves it in these it may hold for no round trip; at least */
+    int64_t slack;
+    int64_t least_slack;
+    /*
+     * Bytes per second: the most of a round in this span of seconds, and in the
+     * last one; and when this one began
+     */
+    uint64_t rate;
+    uint64_t last_rate;
+    int64_t span_ns;
+    /* In a round, which has some ms: when it began, and left then */
+    int64_t round_ns;
+    uint64_t round_left;
+    /* It held the background back when last asked */
+    bool full;
+    /* The background was held back in this round, by whichever queue */
+    bool was_full;
+    /* It ran empty in this round while it held the background back */
+    bool was_empty;
+    /* Rounds until its rate no longer counts as growing with its limit; or 0 */
+    unsigned growing;
+} PostcopyQueue;
+
 /*
  * Bytes are what the owner counts.  Times are of one monotonic clock, in ns.
  * Nothing here is locked: the owner does.
  */
 typedef struct PostcopyWindow {
     /*
-     * Bytes: how many may be on their way; were sent, with a PING behind them,
-     * since the window was made; and have been received of these
+     * What the source's kernel has sent or will, and the peer of its socket has
+     * not acknowledged; and what the destination's QEMU has not read
      */
-    uint64_t size;
+    PostcopyQueue link;
+    PostcopyQueue path;
+    /* Bytes in link when it was looked at */
+    uint64_t in_link;
+    /*
+     * Bytes that were sent with a PING behind them since the window was made;
+     * path.left of them have been answered
+     */
     uint64_t sent;
-    uint64_t received;
     /* Bytes: how many are to be sent before the next PING, and have been */
     uint64_t slice;
     uint64_t unpinged;
@@ -33,32 +67,24 @@ typedef struct PostcopyWindow {
         int64_t ns;
         uint64_t sent;
     } pings[POSTCOPY_WINDOW_PINGS];
-    /*
-     * In a round, all that was on its way at its begin is received: received
-     * and sent then, when it began, the least delay of an answer in it, and
-     * whether the window has been full
-     */
-    uint64_t round_begin;
-    uint64_t round_end;
-    int64_t round_ns;
-    int64_t round_delay;
-    bool was_full;
-    /* Rounds need not be short any more: the window was too large once */
-    bool steady;
-    /* Bytes per second: the most of a round, and those of one that starved */
-    uint64_t most_rate;
-    uint64_t starved_rate;
-    /* The least delay of an answer, when it was seen, and that of a round */
+    /* The least delay of an answer, and when it was seen */
     int64_t least_delay;
     int64_t least_ns;
+    /* That of the last answer */
     int64_t delay;
-    /* Rounds until least_delay has been found by a small window; size then */
+    /*
+     * Steps until least_delay has been found with little on the way, and sent at
+     * the begin of this step: it ends when that is answered
+     */
     unsigned probing;
-    uint64_t size_after;
+    uint64_t step_end;
 } PostcopyWindow;
 
-/* At @now, nothing is on its way that will be answered */
-void postcopy_window_begin(PostcopyWindow *w, int64_t now);
+/*
+ * At @now, nothing is on its way that will be answered, and @left bytes have
+ * been acknowledged by the peer of the socket: see postcopy_window_look()
+ */
+void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left);
 
 /* @bytes were sent.  Returns whether a PING should follow. */
 bool postcopy_window_sent(PostcopyWindow *w, uint64_t bytes);
@@ -75,7 +101,17 @@ bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint32_t *number);
  */
 bool postcopy_window_pong(PostcopyWindow *w, int64_t now, uint32_t number);
 
-/* Whether the next slice has to wait for an answer */
+/*
+ * At @now, the source's kernel has been given @bytes in all, of which the peer
+ * of its socket has not acknowledged @in_link; 0 where that is not known.
+ */
+void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
+                          uint64_t in_link);
+
+/*
+ * Whether the next slice has to wait: w->link.full for the link, w->path.full
+ * for an answer
+ */
 bool postcopy_window_full(PostcopyWindow *w);
 
 #endif

@@ -324,6 +324,12 @@ class Failures:
         assert self.status(self.pair.source) == "postcopy-paused"
         self.assert_one_runs()
 
+    def assert_way_back(self, side: Side) -> str:
+        """What a paused side says names it."""
+        said = str(self.ask(side).get("error-desc"))
+        assert "migrate-recover on the destination" in said, f"the {side.name} is paused, and says: {said}"
+        return said
+
     def ended(self) -> Ended | None:
         """Once settled() is through: how it has ended, or None if it is to be recovered."""
         pair = self.pair
@@ -341,6 +347,8 @@ class Failures:
             self.check_by_another()
             return Ended.SOURCE
         if (s, d) == ("postcopy-paused", "postcopy-paused"):
+            for side in pair.sides:
+                self.assert_way_back(side)
             self.assert_source_stays_out()
             self.stop_and_go_on()
             return None
@@ -374,7 +382,7 @@ class Failures:
 
     def named(self, side: Side, status: str) -> Ended:
         assert status == "postcopy-paused", f"the {side.name}, which is left with a part of the guest, says {status}"
-        self.said = f"{status}: {self.ask(side).get('error-desc') or output(side)}"
+        self.said = f"{status}: {self.assert_way_back(side)}"
         side.cmd("quit")
         assert side.job.wait(QUIT_S).rc == 0
         return Ended.SPLIT

@@ -120,6 +120,7 @@ def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machin
         *("-kernel", kernel, "-initrd", initrd, "-append", " ".join(filter(None, words))),
         *("-chardev", f"file,id=report,path={report}"),
         *("-device", "virtio-serial-pci", "-device", "virtconsole,chardev=report"),
+        *("-device", "pvpanic-pci,addr=1e.0") * ("marks" in parameters),
         *("-chardev", f"file,id=log,path={log}", "-serial", "chardev:log"),
     ]
 

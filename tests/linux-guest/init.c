@@ -53,13 +53,15 @@ static struct parameter {
     { "clocks", 0 },                    /* threads that compare the readings of all, a processor each */
     { "ptp", 0 },                       /* phc2sys corrects the time of day by a PTP clock, whose
                                            time is ahead by that many seconds: TAI - UTC */
+    { "marks", 0 },                     /* 1: a thread of each processor marks each interrupt, see marker();
+                                           2: it sleeps in between */
     { "disk", 0 },                      /* MiB of /dev/vda that a thread writes and reads, in twice
                                            as much memory */
     { "kexec", 0 },                     /* ms after "ready" at which the kernel of /dev/vda takes over,
                                            with the initial RAM disk of /dev/vdb */
 };
 
-enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, PTP, DISK, KEXEC };
+enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, PTP, MARKS, DISK, KEXEC };
 
 #define P(what) (parameters[what].value)
 
@@ -350,6 +352,41 @@ static void *clock_reader(void *opaque)
         usleep(1000);
     }
     return NULL;
+}
+
+/*
+ * Whoever traces QEMU's pvpanic-pci in slot 30 learns that a processor has run a user's instruction and, on x86-64, that
+ * an interrupt has returned to it: that clears a selector that is null.
+ */
+static void *marker(void *opaque)
+{
+    const char *device = "/sys/bus/pci/devices/0000:00:1e.0/";
+    char path[64];
+    int fd;
+    volatile uint8_t *registers;
+
+    snprintf(path, sizeof(path), "%senable", device);
+    fd = open(path, O_WRONLY);
+    if (write(fd, "1", 1) != 1) {
+        complain("enable", (unsigned long)opaque, errno, 0);
+        return NULL;
+    }
+    snprintf(path, sizeof(path), "%sresource0", device);
+    registers = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, open(path, O_RDONLY), 0);
+    for (;;) {
+#ifdef __x86_64__
+        unsigned null = P(MARKS) == 1 ? 3 : 0;
+
+        __asm__ volatile("mov %0, %%es" : : "r"(null));
+        while (null) {
+            __asm__ volatile("mov %%es, %0" : "=r"(null));
+        }
+#endif
+        if (P(MARKS) == 2) {
+            usleep(1000);
+        }
+        (void)*registers;
+    }
 }
 
 static void maximum(atomic_ulong *max, unsigned long value)
@@ -649,6 +686,9 @@ int main(void)
     }
     for (unsigned long i = 0; i < P(CLOCKS); i++) {
         start(clock_reader, i, i % cpus, 0);
+    }
+    for (int i = 0; P(MARKS) && i < cpus; i++) {
+        start(marker, i, i, 0);
     }
     if (P(DISK)) {
         start(disk_user, 0, -1, 0);

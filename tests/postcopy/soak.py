@@ -4,7 +4,7 @@
 Source or destination are killed, connections cut and paused, at each phase (faults.py); background
 snapshots are cancelled before, and memory is unplugged; the guest is stopped and goes on. Its disk is one of both
 sides, with or without an image lock. Never both run the guest: the source is asked to, where it has heard nothing of
-the destination. The guest checks all of its memory after
+the destination; and a side that is paused says how the guest goes on. The guest checks all of its memory after
 each, where it is whole; where it is not, the QEMU that is left must say so. Prints seed and plan of
 each migration, and writes build/reports/soak.json. What hangs, or ends otherwise, ends the run, with
 the seed that repeats it and what to look at.

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Post-copy of dirty bitmaps, where memory has come before."""
-from tests.lab.pair import MIB, Pair
+"""Dirty bitmaps in post-copy: of disks, where memory has come before, and of memory."""
+import re
+
+import pytest
+
+from tests.lab.pair import MIB, Pair, until
+
+# KVM's log is cleared by chunks of 1 GiB; here of 256 KiB, so that a small guest has many
+CHUNK = 256 << 10
+OPTIONS = ("-global", "migration.x-clear-bitmap-shift=6", "-trace", "migration_bitmap_clear_dirty")
 
 
 def test_bitmaps_alone(place):
@@ -18,3 +26,33 @@ def test_bitmaps_alone(place):
         assert "loadvm_handle_cmd_packaged_received" in dict(pair.destination.trace())
         [disk] = [node for node in pair.destination.cmd("query-named-block-nodes") if node.get("node-name") == "disk"]
         assert [bitmap["name"] for bitmap in disk["dirty-bitmaps"]] == ["changed"]
+
+
+@pytest.mark.parametrize("fetch", [0, 2])
+def test_not_cleared_in_postcopy(place, fetch):
+    """Nobody protects the memory of a guest that has been stopped, to find out what it writes."""
+    def cleared():
+        log = place.read_file(pair.source.trace_log).decode()
+        return len(re.findall(r"migration_bitmap_clear_dirty rb (?:ram|pc\.ram) ", log))
+
+    with Pair(place, fetch=fetch, memory_mb=48, source_options=OPTIONS) as pair:
+        pair.start(bandwidth=4 * MIB)
+        until(cleared, "memory that is protected in pre-copy")
+        pair.source.cmd("migrate-start-postcopy")
+        pair.source.wait_status("postcopy-active", "completed")
+        before = cleared()
+        # Pre-copy has sent a part of it
+        assert before < 40 * MIB // CHUNK
+        pair.finish()
+        assert cleared() == before
+
+
+def test_writes_behind_a_sync(place):
+    """Whatever writes finds it out for QEMU, wherever the RAM block lies: a DIMM's is before the machine's memory."""
+    options = ("-m", "48M,slots=1,maxmem=1G", "-object", "memory-backend-ram,id=near,size=16M",
+               "-device", "pc-dimm,memdev=near")
+    with Pair(place, exits=None, memory_mb=48, source_options=options, destination_options=options) as pair:
+        pair.start(bandwidth=64 * MIB)
+        until(lambda: pair.source.cmd("query-migrate")["ram"]["dirty-sync-count"] > 4, "syncs of what has been written")
+        pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
+        pair.finish()

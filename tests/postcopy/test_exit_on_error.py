@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A destination that fails before it runs the guest, with exit-on-error=false: it stays, and tells why."""
+import pytest
+
 from tests.lab.missing_at_load import QUEUE_PAGES, SLOT, set_queue
 from tests.lab.pair import Pair, until
 from tests.lab.proxy import MAIN, Nothing
@@ -23,8 +25,11 @@ def assert_stays(pair):
     assert pair.destination.job.wait().rc == 0
 
 
-def test_destination_stays_if_it_is_asked_to(place):
-    with Pair(place, mem=8, source_options=("-device", "pvpanic-pci")) as pair:
+@pytest.mark.parametrize("window", ["off", "on"])
+def test_destination_stays_if_it_is_asked_to(place, window):
+    """Nor does a source wait for its answers that holds the background back until they come."""
+    options = ("-device", "pvpanic-pci", "-global", f"migration.x-postcopy-window={window}")
+    with Pair(place, mem=8, source_options=options) as pair:
         # What the destination leaves unread resets the connection, which can overtake its answer.
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=64 << 10)
         pair.start(asked_to_stay(pair))

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""max-postcopy-bandwidth is for pages that nobody waits for."""
-from tests.lab.pair import Pair
+"""What slows the source down, and its guest: max-postcopy-bandwidth, which is for pages that nobody waits for, and the
+dirty limit, which ends with the migration."""
+import pytest
+
+from tests.lab.pair import MIB, Pair, until
 
 
 def test_page_on_its_way(lab):
@@ -16,3 +19,32 @@ def test_page_on_its_way(lab):
         # Requests for a page that has been woken already do not count; and the time may be over at the same time.
         woken = [i for i in hits if any(event.endswith("urgent: 1") for event in trace[i + 1:i + 3])]
         assert len(woken) >= 0.5 * len(hits), trace
+
+
+@pytest.mark.parametrize("end", ["failed", *(pytest.param(end, marks=pytest.mark.slow)
+                                             for end in ("cancelled", "completed", "users"))])
+def test_dirty_limit_ends_with_the_migration(lab, end, monkeypatch):
+    """Of each vCPU, however it ends; one that the user has set is left alone. It needs KVM's dirty ring."""
+    monkeypatch.setattr(lab, "qemu_words", ("-accel", "kvm,dirty-ring-size=1024", "-cpu", "max"))
+    with Pair(lab, mem=8) as pair:
+        source = pair.source
+
+        def limits():
+            return [limit["limit-rate"] for limit in source.cmd("query-vcpu-dirty-limit")]
+
+        source.set_capabilities("dirty-limit")
+        source.cmd("migrate-set-parameters", vcpu_dirty_limit=1, x_vcpu_dirty_limit_period=100)
+        source.cmd("set-vcpu-dirty-limit", dirty_rate=1000)
+        if end != "users":
+            pair.start(bandwidth=4 * MIB)
+            until(lambda: limits() == [1] * pair.cpus, "the guest is throttled")
+        if end == "completed":
+            source.cmd("migrate-start-postcopy")
+            pair.finish_fast()
+        elif end == "failed":
+            pair.destination.signal("KILL")
+            source.wait_status("failed")
+        else:
+            source.cmd("migrate_cancel")
+            until(lambda: source.status() in (None, "cancelled"), "the migration is cancelled")
+        until(lambda: limits() == [1000] * pair.cpus * (end == "users"), "no limit of migration's is left", timeout=10)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A peer that connects and says nothing, or only a part: nobody waits for it."""
 import socket
+import threading
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from qemu.qmp import ExecuteError
 from tests.lab import tls
 from tests.lab.pair import Pair, until
 from tests.lab.paths import SANITIZED
+from tests.lab.proxy import Wire
 
 MAGIC_OF_MULTIFD = bytes.fromhex("11223344")
 BARE = "multifd"
@@ -111,6 +113,47 @@ def test_cancelled_while_it_connects(place, again):
         until(lambda: tried(pair, uri), "another migration begins")
         pair.source.wait_status("completed")
         pair.check_memory()
+
+
+class Unheard(Wire):
+    """What the destination says waits."""
+
+    def __init__(self, to):
+        self.heard = threading.Event()
+        super().__init__(to)
+
+    def _back(self, a, b):
+        self.heard.wait()
+        super()._back(a, b)
+
+
+def test_answer_is_of_this_migration(place):
+    """The end of one that nobody answered is no answer to the next: before the destination has taken the main channel,
+    the source does not open the urgent one."""
+    # Which would wait for the same answer earlier
+    with listening() as server, Pair(place, machine="pc,guest-time=off", mem=8) as pair:
+        pair.source.wait_ready()
+        pair.source.cmd("migrate", uri=pair.uri_of_server(server))
+        with accepted(server):
+            pair.source.wait_status("active")
+            pair.source.cmd("migrate_cancel")
+            pair.source.wait_status("cancelled", "failed")
+        wire = pair.wire_of(Unheard, pair.listen())
+        pair.start(wire.uri)
+        pair.source.cmd("migrate-start-postcopy")
+
+        def sent():
+            return pair.source.cmd("query-migrate")["ram"]["transferred"]
+
+        def waits():
+            before = sent()
+            time.sleep(1)
+            return len(wire.channels) > 1 or sent() == before
+        until(waits, "the source waits, or has opened it")
+        assert len(wire.channels) == 1
+        wire.heard.set()
+        pair.finish_fast()
+        assert len(wire.channels) == 2
 
 
 def listening(**options):

@@ -12,6 +12,7 @@ from tests.lab.paths import PATIENCE
 
 KICKS = 20
 CANNOT_STOP = "cannot stop before"
+PAUSED = "postcopy is paused: recover it first"
 
 
 @both_interfaces
@@ -86,7 +87,8 @@ def asleep(place):
     words = place.qemu_words
     place.qemu_words = ("-accel", "tcg", "-cpu", "max")
     try:
-        with Pair(place, mem=8, cpus=2) as pair:
+        more = "-device", "virtio-balloon-pci", "-smp", "maxcpus=3"
+        with Pair(place, mem=8, cpus=2, source_options=more, destination_options=more) as pair:
             wire = pair.wire(pair.listen())
             pair.midst(wire.uri, bandwidth=64 << 10)
             wire.cut()
@@ -150,12 +152,41 @@ def refused(side):
     return False
 
 
-def test_quit_while_they_sleep(asleep):
-    asleep.destination.cmd("quit")
+@pytest.mark.parametrize("end", ["quit", pytest.param("SIGTERM", marks=pytest.mark.slow)])
+def test_quit_while_they_sleep(asleep, end):
+    if end == "quit":
+        asleep.destination.cmd("quit")
+    else:
+        asleep.destination.signal("TERM")
     assert asleep.destination.job.wait(20 * PATIENCE).rc == 0
 
 
-def test_dump_is_refused(asleep):
-    """It would read memory that has not come, in the thread that recovers."""
+def test_what_reads_memory_is_refused(asleep):
+    """It would wait for a page that has not come, in the thread that recovers."""
+    destination, file = asleep.destination, f"{asleep.lab.tmp}/memory"
     with pytest.raises(ExecuteError, match="memory has not all come"):
-        asleep.destination.cmd("dump-guest-memory", paging=False, protocol=f"file:{asleep.lab.tmp}/dump")
+        destination.cmd("dump-guest-memory", paging=False, protocol=f"file:{file}")
+    for command in "memsave", "pmemsave":
+        with pytest.raises(ExecuteError, match=PAUSED):
+            destination.cmd(command, val=0, size=asleep.options["memory_mb"] << 20, filename=file)
+    with pytest.raises(ExecuteError, match=PAUSED):
+        destination.cmd("screendump", filename=file)
+    for line in "x /1024xg 0x400000", "xp /1024xg 0x400000":
+        assert PAUSED in destination.hmp(line)
+    for command in "savevm x", "loadvm x", "migrate -d tcp:127.0.0.1:1":
+        assert "memory has not all come" in destination.hmp(command)
+    asleep.recover_and_finish()
+
+
+def test_what_does_not_wait_for_them(asleep):
+    """A vCPU is plugged, or cannot be; the others are asked for what they do not have to do at once."""
+    destination = asleep.destination
+    with pytest.raises(ExecuteError, match="socket-id"):
+        destination.cmd("device_add", driver="max-x86_64-cpu", socket_id=9, core_id=0, thread_id=0)
+    [free] = [cpu for cpu in destination.cmd("query-hotpluggable-cpus") if "qom-path" not in cpu]
+    destination.cmd("device_add", driver=free["type"], id="third", **free["props"])
+    destination.cmd("balloon", value=16 << 20)
+    destination.cmd("system_powerdown")
+    assert destination.registers_of_all()
+    assert len(destination.cmd("query-cpus-fast")) == 3
+    asleep.recover_and_finish()

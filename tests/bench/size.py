@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What grows with the size of a guest: the switch to post-copy and the faults behind it, of sparse guests.
+
+On this machine, with TCG. A guest of each size uses the same few MiB, all else has never been touched, and
+is migrated by each variant in turn, in the first pass of pre-copy. Downtime is from the source's event STOP to the
+destination's RESUME, the first answer from there until the first page that was missed has been placed. Faults/s are
+those while the guest touches each of its pages once, in random order; the background has 64 KiB/s, so that untouched
+memory, nine bytes of it for a page, keeps nobody busy. Once for each size and variant, strace counts the system calls
+of both QEMUs in the switch that are about memory, KVM and userfaultfd. A pass over a bitmap of the guest, word by
+word, is of bytes that no cache has.
+"""
+import re
+import shutil
+import statistics
+import time
+from typing import Any
+
+from tests.bench import bench, postcopy
+from tests.bench.bench import Figures
+from tests.lab import cli
+from tests.lab.cli import ProgramError, aligned, say
+from tests.lab.host import Host
+from tests.lab.pair import Pair, until
+
+BACKEND = "memory-backend-ram,reserve=off"
+BACKGROUND = 64 << 10
+# Stock QEMU's and the branch's; of the first ones in the log of a destination
+REQUEST, PLACED = "postcopy_ram_fault_thread_request", "postcopy_place*"
+TRACE = ("-msg", "timestamp=on", "-trace", REQUEST, "-trace", PLACED)
+CALLS = ("ioctl", "madvise", "fallocate", "mmap", "munmap", "mprotect")
+CACHES = 64 << 20       # more than they have
+
+
+def pass_us(gib: int) -> float:
+    """Over a bitmap of so much memory."""
+    bitmap, others = bytearray(gib * (32 << 10)), bytearray(CACHES)
+    took = []
+    for _ in range(5):
+        others.isascii()
+        start = time.perf_counter()
+        assert bitmap.isascii()     # which reads words, as find_next_bit() does
+        took.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(took)
+
+
+def at_s(side, event):
+    """When it was emitted."""
+    [found] = [e["timestamp"] for e in side.qmp.get_events(wait=False) if e["event"] == event]
+    return found["seconds"] + found["microseconds"] / 1e6
+
+
+def first_answer_s(log):
+    """When the first page that was missed has been placed. A trace names pages by block and offset, or by address."""
+    missed: set[tuple[str, int]] = set()
+    for second, name, text in re.findall(r"@(\d+\.\d+):(\w+) (.*)", log):
+        if name == REQUEST:
+            hva, block, offset = re.findall(r"HVA=(\w+) rb=(\S+) offset=(\w+)", text)[0]
+            missed |= {("", int(hva, 16)), (block, int(offset, 16))}
+            continue
+        by_address = text.startswith("host=")
+        block, start = ("", text.removeprefix("host=")) if by_address else text.split()[:2]
+        pages = 1 if by_address else int(re.findall(r"pages (\d+)", text)[0])
+        if any((block, int(start, 16) + n * 4096) in missed for n in range(pages)):
+            return float(second)
+    raise ProgramError(f"no answer to a request:\n{log[:2000]}")
+
+
+def switch_calls(log, begin_s, end_s):
+    calls = re.findall(rf"^\d+ +([\d.]+) (?:{'|'.join(CALLS)})\(", log, re.M)
+    return sum(begin_s <= float(second) <= end_s for second in calls)
+
+
+def migrate(place, variant, gib, options, counted):
+    """One migration, to the end of the guest's check; its figures."""
+    qemu, exits, fetch = postcopy.VARIANTS[variant]
+    trace_log, strace_log = f"{place.tmp}/size.trace", f"{place.tmp}/size.strace"
+    place.run(f"rm -f {trace_log} {strace_log}")
+    with Pair(place, exits=exits, source=qemu, destination=qemu, backend=BACKEND, memory_mb=gib << 10,
+              cpus=options.cpus, mem=options.memory, pattern="disjoint", seed=1, traced=False, fetch=fetch,
+              destination_options=() if counted else (*TRACE, "-D", trace_log)) as pair:
+        src, dst = pair.sides
+        uri = postcopy.uri_of(place, "unix")
+        src.cmd("migrate-set-parameters", max_postcopy_bandwidth=BACKGROUND)
+        dst.cmd("migrate-incoming", uri=uri)
+        pair.start(uri)
+        if counted:
+            pids = " ".join(f"-p $(cat {side.pidfile})" for side in pair.sides)
+            job = place.job(f"exec strace -f -ttt -s 0 -e signal=none -e trace={','.join(CALLS)} "
+                            f"-o {strace_log} {pids}")
+            until(lambda: job.output.count(" attached") >= 2 or not job.running, "strace")
+        asked_s = time.time()
+        src.cmd("migrate-start-postcopy")
+        src.wait_status("postcopy-active")
+        dst.wait_event("timing")
+        if counted:
+            job.kill()
+            stop_s, resume_s = at_s(src, "STOP"), at_s(dst, "RESUME")
+            log = place.read_file(strace_log).decode(errors="replace")
+            return {"switch_calls_count": switch_calls(log, stop_s, resume_s)}
+        for event in (REQUEST, PLACED):
+            dst.qmp.cmd("trace-event-set-state", name=event, enable=False)
+        dst.wait_event("end")
+        report, boot = dst.report(), src.report().the("boot")
+        assert report.intact, f"memory is damaged: {report.all('bad')}"
+        result = postcopy.latencies(pair, report, boot["tsc_khz"])
+        faults = postcopy.demand_faults(pair)
+        stop_s, resume_s = at_s(src, "STOP"), at_s(dst, "RESUME")
+        answer_s = first_answer_s(place.read_file(trace_log).decode(errors="replace"))
+        return {
+            "asked_to_stop_ms": (stop_s - asked_s) * 1e3, "downtime_ms": (resume_s - stop_s) * 1e3,
+            "first_answer_ms": (answer_s - resume_s) * 1e3, "demand_fault_count": faults,
+            "faults_per_s": faults * result["pages_per_s"] / result["touch_count"],
+            **{key: result[key] for key in ("stall_ms", "missed_p50_us", "missed_p99_us", "touch_count")},
+        }
+
+
+COLUMNS = (
+    ("until the stop (ms)", "asked_to_stop_ms", "{:.0f}"),
+    ("downtime (ms)", "downtime_ms", "{:.1f}"),
+    ("to the first answer (ms)", "first_answer_ms", "{:.2f}"),
+    ("faults/s", "faults_per_s", "{:.0f}"),
+    ("missed touch, p50 (us)", "missed_p50_us", "{:.0f}"),
+    ("p99", "missed_p99_us", "{:.0f}"),
+)
+
+
+def cell(runs, key, unit):
+    values = [r[key] for r in runs]
+    return f"{unit.format(statistics.median(values))} ({unit.format(min(values))}..{unit.format(max(values))})"
+
+
+def show(sizes):
+    for variant in sizes[0]["variants"]:
+        lines = [(variant, *(label for label, *_ in COLUMNS), "calls in the switch", "a pass (ms)")]
+        for of in sizes:
+            runs = of["variants"][variant]
+            lines.append((f"{of['memory_gib']} GiB", *(cell(runs, key, unit) for _, key, unit in COLUMNS),
+                          str(of["switch_calls_count"][variant]), f"{of['pass_us'] / 1e3:.2f}"))
+        least, most = sizes[0], sizes[-1]
+        print("\n".join(aligned(lines)))
+        middle = {key: [statistics.median(r[key] for r in of["variants"][variant]) for of in (least, most)]
+                  for key in ("downtime_ms", "faults_per_s")}
+        if pass_ms := (most["pass_us"] - least["pass_us"]) / 1e3:
+            print(f"downtime grows by {(middle['downtime_ms'][1] - middle['downtime_ms'][0]) / pass_ms:.1f} passes, "
+                  f"faults/s to {middle['faults_per_s'][1] / middle['faults_per_s'][0]:.2f} x")
+        print()
+
+
+def run(options):
+    if not shutil.which("strace"):
+        raise ProgramError("no strace: scripts/deps lab")
+    about = bench.about()
+    place = Host(options.accel)
+    postcopy.VARIANTS["4 channels"] = (postcopy.FORK, "on" if place.exit_on_missing else "off", 4)
+    names = [name for name in postcopy.VARIANTS if (name != "exits on" or place.exit_on_missing)
+             and (not options.variants or name in options.variants)]
+    sizes: list[dict[str, Any]] = [{"memory_gib": gib, "variants": {name: [] for name in names}, "pass_us": [],
+                                    "switch_calls_count": {}} for gib in options.sizes]
+    with place as machine:
+        about |= postcopy.machine(machine)
+        for of in sizes:
+            for name in names:
+                say(f"{of['memory_gib']} GiB, {name}: system calls")
+                of["switch_calls_count"][name] = migrate(machine, name, of["memory_gib"], options,
+                                                         True)["switch_calls_count"]
+        for n in range(options.rounds):
+            first = n % len(names)
+            for of in sizes:
+                for name in names[first:] + names[:first]:
+                    say(f"round {n + 1} of {options.rounds}: {of['memory_gib']} GiB, {name}")
+                    figures: Figures = migrate(machine, name, of["memory_gib"], options, False)
+                    of["variants"][name].append(figures)
+                of["pass_us"].append(pass_us(of["memory_gib"]))
+    for of in sizes:
+        of["pass_us"] = statistics.median(of["pass_us"])
+    text = (f"{options.cpus} vCPUs, {options.memory} MiB in use, anonymous memory, a unix socket; medians of "
+            f"{options.rounds} rounds (min..max).\n```\n{bench.printed(show, sizes)}```\n")
+    bench.write(options.name, {"about": about, "settings": {"vcpus_count": options.cpus, "memory_in_use_mib":
+                options.memory, "rounds_count": options.rounds}, "sizes": sizes},
+                "What grows with a guest, on this host", text)
+
+
+def main():
+    parser = cli.parser(__doc__)
+    parser.add_argument("--quick", action="store_true", help="1 round, 1 and 16 GiB")
+    parser.add_argument("--rounds", type=int, help="(5)")
+    parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="(1, 16, 64, 256)")
+    parser.add_argument("--accel", choices=("kvm", "tcg"), default="tcg", help="(tcg)")
+    parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
+    parser.add_argument("--memory", type=int, default=32, metavar="MIB", help="that the guest uses (32)")
+    parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument("--name", default="size", help="of the report (size)")
+    options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else 5)
+    options.sizes = options.sizes or ([1, 16] if options.quick else [1, 16, 64, 256])
+    cli.main("bench", run, options)
+
+
+if __name__ == "__main__":
+    main()
