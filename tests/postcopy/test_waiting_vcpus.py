@@ -9,10 +9,15 @@ from qemu.qmp import ExecuteError
 from tests.lab.arches import both_interfaces, on_both
 from tests.lab.pair import Pair, until
 from tests.lab.paths import PATIENCE
+from tests.lab.qtest import Qtest
 
 KICKS = 20
 CANNOT_STOP = "cannot stop before"
 PAUSED = "postcopy is paused: recover it first"
+# Its first write fails.
+DISK = ("-blockdev", "blkdebug,node-name=disk,image.driver=null-co,inject-error.0.event=none,"
+        "inject-error.0.iotype=write,inject-error.0.once=on",
+        "-device", "ide-hd,bus=ide.0,drive=disk,werror=stop")
 
 
 @both_interfaces
@@ -87,8 +92,9 @@ def asleep(place):
     words = place.qemu_words
     place.qemu_words = ("-accel", "tcg", "-cpu", "max")
     try:
-        more = "-device", "virtio-balloon-pci", "-smp", "maxcpus=3"
-        with Pair(place, mem=8, cpus=2, source_options=more, destination_options=more) as pair:
+        more = "-device", "virtio-balloon-pci", "-smp", "maxcpus=3", *DISK
+        with Pair(place, mem=8, cpus=2, source_options=more,
+                  destination_options=(*more, *Qtest.arguments(place, "destination"))) as pair:
             wire = pair.wire(pair.listen())
             pair.midst(wire.uri, bandwidth=64 << 10)
             wire.cut()
@@ -104,7 +110,16 @@ def events(side):
     return [event["event"] for event in side.qmp.get_events()]
 
 
-@pytest.mark.parametrize("way", ["stop", pytest.param("system_reset", marks=pytest.mark.slow),
+def write_to_disk(side):
+    """What a guest does by its first IDE disk's ports, without interrupts: write a sector."""
+    with Qtest(side.lab, side.name) as qtest:
+        for port, byte in (0x3f6, 2), (0x1f6, 0xe0), (0x1f2, 1), (0x1f3, 0), (0x1f4, 0), (0x1f5, 0), (0x1f7, 0x30):
+            qtest.cmd("outb", port, byte)
+        for _ in range(512 // 2):
+            qtest.cmd("outw", 0x1f0, 0)
+
+
+@pytest.mark.parametrize("way", ["stop", "werror", pytest.param("system_reset", marks=pytest.mark.slow),
                                  pytest.param("gdb", marks=pytest.mark.slow)])
 def test_what_stops_them_while_they_sleep(asleep, way):
     """stop is refused; the others take effect when memory has come. Meanwhile QMP answers, and so recovers."""
@@ -115,6 +130,9 @@ def test_what_stops_them_while_they_sleep(asleep, way):
         with pytest.raises(ExecuteError, match=CANNOT_STOP):
             destination.cmd("stop")
         assert CANNOT_STOP in destination.hmp("stop")
+    elif way == "werror":
+        write_to_disk(destination)
+        until(lambda: "BLOCK_IO_ERROR" in events(destination), "the disk fails")
     elif way == "system_reset":
         destination.cmd("system_reset")
     else:
@@ -137,10 +155,12 @@ def test_what_stops_them_while_they_sleep(asleep, way):
         until(lambda: "RESET" in events(destination), "the guest is reset")
         asleep.wait_completed()
     else:
-        until(lambda: destination.cmd("query-status")["status"] == "paused", "the guest is stopped")
+        stopped = "io-error" if way == "werror" else "paused"
+        until(lambda: destination.cmd("query-status")["status"] == stopped, "the guest is stopped")
         destination.cmd("cont")
         asleep.finish()
-        debugger.close()
+        if way == "gdb":
+            debugger.close()
 
 
 def refused(side):
