@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A vhost-user backend in post-copy: a process of its own that reads and writes the guest's memory.
 It hands its userfaultfd to QEMU, which serves its faults, and wakes it there."""
+import os
+import socket
+import struct
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -9,8 +13,10 @@ from typing import Any
 import pytest
 
 from tests.lab.backends import CHANNELS
+from tests.lab.host import Host
 from tests.lab.linux_pair import LinuxPair
-from tests.lab.pair import until
+from tests.lab.pair import FORK, listens, until
+from tests.lab.qtest import PCI_DATA, PORT, Qtest
 from tests.lab.threads import threads
 
 slow = pytest.mark.slow
@@ -211,3 +217,88 @@ def test_backend_of_the_source_dies(lab, way):
         seen = pair.transfers(pair.source)
         pair.start_backend(lab, "source")
         until(lambda: pair.transfers(pair.source) > seen + 10, "the guest uses its disk")
+
+
+SET_VRING_CALL = 13
+# To GET_FEATURES (VERSION_1, PROTOCOL_FEATURES), GET_VRING_BASE, GET_PROTOCOL_FEATURES
+ANSWERS = {1: struct.pack("<Q", 1 << 32 | 1 << 30), 11: bytes(8), 15: bytes(8)}
+SLOT, MSIX = 5, 0x11
+TABLE, COMMON, QUEUE, MESSAGE = 0xe0000000, 0xe0100000, 0x10000, 0x20000
+
+
+class Backend:
+    """Takes no request, and keeps the notifiers by which it is to call."""
+
+    def __init__(self, path: str) -> None:
+        self.calls: list[int] = []
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(path)
+        self.listening.listen()
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        connection, _ = self.listening.accept()
+        while True:
+            header, descriptors, _, _ = socket.recv_fds(connection, 12, 8)
+            if not header:
+                break
+            request, _, size = struct.unpack("<III", header)
+            data = connection.recv(size, socket.MSG_WAITALL) if size else b""
+            if request == SET_VRING_CALL and data[0] == 0:
+                self.calls += descriptors
+            if request in ANSWERS:
+                connection.sendall(struct.pack("<III", request, 5, 8) + ANSWERS[request])
+
+
+def test_late_call(tmp_path):
+    """The guest unmasks its interrupt; the backend, which has not read of that yet, calls as it was told before."""
+    backend = Backend(str(tmp_path / "backend"))
+    with Host("tcg") as host:
+        job = host.job(f"exec {host.qemu(FORK)} -accel qtest -machine pc,memory-backend=ram -m 16 -nodefaults "
+                       "-display none -object memory-backend-memfd,id=ram,size=16M,share=on "
+                       f"-chardev socket,id=backend,path={tmp_path}/backend "
+                       f"-device vhost-user-fs-pci,addr={SLOT},chardev=backend,tag=fs "
+                       + " ".join(Qtest.arguments(host)))
+        until(lambda: listens(host, host.port(PORT["source"])) or not job.running, "QEMU listens")
+        assert job.running, job.output
+        with Qtest(host) as qtest:
+            def pci(register, value):
+                qtest.pci_select(SLOT, register)
+                qtest.cmd("outl", PCI_DATA, value)
+
+            def pci_byte(register):
+                qtest.pci_select(SLOT, register & 0xfc)
+                return int(qtest.cmd("inl", PCI_DATA)[0], 16) >> 8 * (register & 3) & 0xff
+
+            # BARs 1 and 4; memory, bus master; MSI-X
+            for register, value in (0x14, TABLE), (0x20, COMMON), (0x24, 0), (0x04, 6):
+                pci(register, value)
+            capability = pci_byte(0x34)
+            while pci_byte(capability) != MSIX:
+                capability = pci_byte(capability + 1)
+            pci(capability, 1 << 31)
+            for offset, value in (0, MESSAGE), (4, 0), (8, 1), (12, 0):
+                qtest.cmd("writel", TABLE + offset, value)
+            # A driver, which takes VERSION_1; queue 0: size, vector, addresses; it is ready
+            for size, offset, value in (("b", 0x14, 3), ("l", 8, 1), ("l", 0xc, 1), ("b", 0x14, 11),
+                                        ("w", 0x16, 0), ("w", 0x18, 8), ("w", 0x1a, 0), ("l", 0x20, QUEUE),
+                                        ("l", 0x28, QUEUE + 0x1000), ("l", 0x30, QUEUE + 0x2000), ("w", 0x1c, 1),
+                                        ("b", 0x14, 15)):
+                qtest.cmd(f"write{size}", COMMON + offset, value)
+
+            def mask(value):
+                before = len(backend.calls)
+                qtest.cmd("writel", TABLE + 12, value)
+                until(lambda: len(backend.calls) > before, "the backend is told how to call")
+
+            def interrupted():
+                return qtest.read(MESSAGE, 1) == bytes([1])
+
+            until(lambda: backend.calls, "the backend is told how to call")
+            mask(1)
+            late = backend.calls[-1]
+            mask(0)
+            assert not interrupted()
+            os.write(late, struct.pack("<Q", 1))
+            until(interrupted, "the guest is interrupted", timeout=5)
+        job.kill()
