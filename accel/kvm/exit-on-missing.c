@@ -11,12 +11,15 @@
 #include "qemu/bswap.h"
 #include "qemu/error-report.h"
 #include "qemu/madvise.h"
+#include "qemu/main-loop.h"
+#include "exec/cputlb.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "hw/core/cpu.h"
 #include "system/cpus.h"
 #include "system/kvm_int.h"
 #include "system/kvm-exit-on-missing.h"
+#include "system/tcg.h"
 #include "trace.h"
 #include "userfault.h"
 
@@ -45,9 +48,25 @@ static bool missing_enabled;
  */
 static bool missing_by_bitmap;
 
+/* In a build for tests, TCG's vCPUs exit; one thread for all could not wait */
+static bool missing_by_tcg(void)
+{
+#ifdef CONFIG_MIGRATION_INJECT
+    return tcg_enabled() && qemu_tcg_mttcg_enabled();
+#else
+    return false;
+#endif
+}
+
 static const char *missing_interface(void)
 {
-    return missing_by_bitmap ? "KVM_MEM_USERFAULT" : "KVM_MEM_EXIT_ON_MISSING";
+    return missing_by_tcg() ? "TCG" :
+           missing_by_bitmap ? "KVM_MEM_USERFAULT" : "KVM_MEM_EXIT_ON_MISSING";
+}
+
+static int missing_update_slots(void)
+{
+    return missing_by_tcg() ? 0 : kvm_slots_update_flags();
 }
 
 /* KVM says that a flag and an ioctl that it does not know are invalid */
@@ -102,7 +121,7 @@ bool kvm_exit_on_missing_enable(const KVMMissingOps *ops, Error **errp)
     }
     qatomic_store_release(&missing_ops, ops);
     qatomic_set(&missing_enabled, true);
-    ret = kvm_slots_update_flags();
+    ret = missing_update_slots();
     trace_kvm_exit_on_missing_enable(missing_interface(), ret);
     if (ret < 0) {
         kvm_exit_on_missing_disable();
@@ -121,7 +140,7 @@ void kvm_exit_on_missing_disable(void)
         return;
     }
     kvm_exit_on_missing_forget();
-    ret = kvm_slots_update_flags();
+    ret = missing_update_slots();
     trace_kvm_exit_on_missing_disable(ret);
     if (ret < 0) {
         warn_report("KVM kept %s of a memslot (%s): the guest stays correct, "
@@ -129,7 +148,9 @@ void kvm_exit_on_missing_disable(void)
                     missing_interface(), strerror(-ret));
         return; /* KVM reads the bitmaps, too */
     }
-    kvm_userfault_stop();
+    if (!missing_by_tcg()) { /* whose vCPUs may be reading them */
+        kvm_userfault_stop();
+    }
 }
 
 void kvm_exit_on_missing_kick(CPUState *cpu)
@@ -360,6 +381,10 @@ bool kvm_exit_on_missing_available(Error **errp)
     static Error *reason;
     static bool probed, found;
 
+    if (missing_by_tcg()) {
+        missing_by_bitmap = true;
+        return true;
+    }
     if (!kvm_enabled()) {
         error_setg(errp, "exits on missing memory need the KVM accelerator");
         return false;
@@ -373,3 +398,50 @@ bool kvm_exit_on_missing_available(Error **errp)
     }
     return found;
 }
+
+#if defined(CONFIG_MIGRATION_INJECT) && defined(CONFIG_TCG)
+
+void kvm_exit_on_missing_tcg_filled(CPUState *cpu, vaddr addr, int mmu_idx,
+                                    uintptr_t addend, bool probe, uintptr_t ra)
+{
+    const KVMMissingOps *ops = qatomic_load_acquire(&missing_ops);
+    unsigned long *bitmap;
+    ram_addr_t offset;
+    RAMBlock *rb;
+    size_t page;
+
+    /* With the BQL, interrupts are delivered: others could not do anything */
+    if (!ops || !qatomic_read(&missing_enabled) || !cpu->running ||
+        bql_locked()) {
+        return;
+    }
+    /* What is no RAM has an address in the first page.  Under RCU. */
+    rb = qemu_ram_block_from_host((void *)((uintptr_t)addr + addend), false,
+                                  &offset);
+    bitmap = rb ? qatomic_read(&rb->userfault_bmap) : NULL;
+    page = offset / qemu_real_host_page_size();
+    if (!bitmap ||
+        !(qatomic_read(&bitmap[BIT_WORD(page)]) & BIT_MASK(page)) ||
+        ops->fault(cpu, rb, offset)) {
+        return;
+    }
+    /* The vCPU was kicked.  Who probes is not prepared to begin anew. */
+    if (!probe) {
+        tlb_flush_page_by_mmuidx(cpu, addr, 1 << mmu_idx);
+        cpu_exit(cpu); /* to where thread_kicked is cleared */
+        cpu_loop_exit_restore(cpu, ra);
+    }
+}
+
+void kvm_exit_on_missing_tcg_kick(CPUState *cpu)
+{
+    const KVMMissingOps *ops = qatomic_load_acquire(&missing_ops);
+
+    if (ops) {
+        /* As cpus_kick_thread() does, but TCG needs no signal */
+        qatomic_set(&cpu->thread_kicked, true);
+        ops->kick(cpu);
+    }
+}
+
+#endif

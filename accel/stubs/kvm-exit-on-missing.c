@@ -30,3 +30,14 @@ void kvm_exit_on_missing_forget(void)
 void kvm_exit_on_missing_placed(RAMBlock *rb, ram_addr_t offset, size_t size)
 {
 }
+
+#ifdef CONFIG_MIGRATION_INJECT
+void kvm_exit_on_missing_tcg_filled(CPUState *cpu, vaddr addr, int mmu_idx,
+                                    uintptr_t addend, bool probe, uintptr_t ra)
+{
+}
+
+void kvm_exit_on_missing_tcg_kick(CPUState *cpu)
+{
+}
+#endif

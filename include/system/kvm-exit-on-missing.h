@@ -20,6 +20,8 @@
 #include "exec/cpu-common.h"
 #include "exec/memattrs.h"
 #include "exec/hwaddr.h"
+#include "exec/vaddr.h"
+#include "migration/inject.h"
 
 struct kvm_run;
 struct kvm_userspace_memory_region2;
@@ -118,5 +120,38 @@ void kvm_exit_on_missing_kick(CPUState *cpu);
  */
 bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
                                 MemTxAttrs attrs, int *ret);
+
+/*
+ * Call sites in accel/tcg/: in builds for tests, vCPUs of TCG serve the same
+ * exit, so that what follows it runs by real threads at the host's speed where
+ * no KVM has it.  They look in the bitmaps of KVM Userfault when their TLB is
+ * filled.  What accesses memory in other ways faults by userfaultfd, as always.
+ */
+#ifdef CONFIG_MIGRATION_INJECT
+
+/*
+ * The entry for @addr is there, and nothing was accessed by it.  Returns when
+ * @addr + @addend may be accessed, or leaves cpu_exec() if somebody wants that
+ * meanwhile; not if the caller probes: then the access waits in userfaultfd.
+ */
+void kvm_exit_on_missing_tcg_filled(CPUState *cpu, vaddr addr, int mmu_idx,
+                                    uintptr_t addend, bool probe, uintptr_t ra);
+
+/* After cpu_exit() */
+void kvm_exit_on_missing_tcg_kick(CPUState *cpu);
+
+#else
+
+static inline void
+kvm_exit_on_missing_tcg_filled(CPUState *cpu, vaddr addr, int mmu_idx,
+                               uintptr_t addend, bool probe, uintptr_t ra)
+{
+}
+
+static inline void kvm_exit_on_missing_tcg_kick(CPUState *cpu)
+{
+}
+
+#endif
 
 #endif

@@ -27,6 +27,7 @@
 #include "exec/target_page.h"
 #include "hw/boards.h"
 #include "hw/core/cpu.h"
+#include "system/kvm.h"
 #include "system/kvm-exit-on-missing.h"
 #include "migration/inject.h"
 #include "migration/options.h"
@@ -466,6 +467,13 @@ static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
         trace_postcopy_fault_exits_off("parameter");
         return;
     }
+#ifdef CONFIG_MIGRATION_INJECT
+    if (!kvm_enabled() && migrate_postcopy_fault_exits() != ON_OFF_AUTO_ON) {
+        /* Other tests have no exits with TCG */
+        trace_postcopy_fault_exits_off("TCG");
+        return;
+    }
+#endif
     if (migrate_rdma()) {
         /* Nobody notes which pages it receives in precopy */
         trace_postcopy_fault_exits_off("RDMA");

@@ -58,6 +58,17 @@ def add_icount(parser):
                         "figures do not depend on this machine's speed")
 
 
+def add_exits(parser):
+    parser.add_argument("--exits", action="store_true",
+                        help="with --host: exits on, too. They are TCG's, which take the same path as those of KVM, in "
+                        "the build for tests (make inject), which is the fork then, also for exits off")
+
+
+def wrapper(options):
+    """Words before a QEMU's command: it looks for no file at the points at which tests hold its threads."""
+    return ("env", "-u", "QEMU_INJECT") if options.exits else ()
+
+
 def icount_title(options):
     """The end of a title."""
     return ", time by instructions" if options.icount else ""

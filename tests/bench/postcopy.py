@@ -30,7 +30,6 @@ from tests.lab.lab import HIGHRES, Lab
 from tests.lab.network import Network, programs
 from tests.lab.other_qemu import PEER
 from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair
-from tests.lab.paths import qemu
 
 # QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --bitmap, --peer and --fetch add to them.
 VARIANTS: dict[str, tuple[str, str | None, int]] = {
@@ -157,11 +156,12 @@ def migrate(lab, variant, case, options, network=None):
     huge = case.backend == "hugetlb"
     # Without channels of their own, requested pages share the limit.
     bandwidth = 0 if not options.preempt else options.background * (16 if huge else 1) * MIB
-    wrapper = ("busybox", "time", "-v")
+    wrapper = ("busybox", "time", "-v", *bench.wrapper(options))
     with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=case.backend,
               capabilities=("events", *("postcopy-preempt",) * options.preempt), cpus=case.vcpus,
               source_options=("-global", "migration.x-postcopy-window=on") if WINDOW in variant else (),
               memory_mb=options.memory << huge, seed=1, traced=False, fetch=fetch,
+              source_wrapper=bench.wrapper(options),
               wrapper=(*network.wrapper, *wrapper) if network else wrapper, **LOADS[case.load]) as pair:
         src, dst = pair.sides
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
@@ -261,7 +261,7 @@ def machine(lab, qemus=(STOCK, FORK)):
         "qemu_processors_count": lab.cpus,
         "qemu_kernel_release": lab.run("uname -r", check=True).output.strip(),
         "accelerator": " ".join(lab.qemu_words),
-        "qemu_versions": {name: lab.run(f"{qemu(lab.arch, name)} --version", check=True).output.splitlines()[0]
+        "qemu_versions": {name: lab.run(f"{lab.qemu(name)} --version", check=True).output.splitlines()[0]
                           for name in qemus},
     }
 
@@ -270,7 +270,7 @@ def where(options):
     """The machine that the QEMUs run on."""
     hugepages = 2 * options.memory + 8 if "hugetlb" in options.backends else 0
     if options.host:
-        return Host(options.accel, hugepages)
+        return Host(options.accel, hugepages, exits=options.exits)
     say("boot the lab")
     return Lab(name="bench", memory_mb=2048 + 6 * options.memory, hugepages=hugepages,
                append=HIGHRES if options.network else "", icount=options.icount,
@@ -316,8 +316,8 @@ def run(options):
 
 
 def publish(options, about, network, measured):
-    settings = {"icount": options.icount, "memory_mib": options.memory, "preempt": options.preempt,
-                "background_mib_per_s": options.background,
+    settings = {"icount": options.icount, "exits_by_tcg": options.exits, "memory_mib": options.memory,
+                "preempt": options.preempt, "background_mib_per_s": options.background,
                 "transport": options.transport, "rounds_count": options.rounds}
     transport = {"tcp": "TCP within one machine", "unix": "a unix socket"}[options.transport]
     if network:
@@ -326,7 +326,7 @@ def publish(options, about, network, measured):
         transport = (f"TCP through a link with {options.delay} us of delay in each direction and "
                      f"{options.bandwidth or 'unlimited'} Mbit/s; ping took {network.round_trip_us:.0f} us")
     title = (f"Post-copy, {'with' if options.preempt else 'without'} postcopy-preempt, "
-             f"{'on this host' if options.host else 'in the lab'}: "
+             f"{'on this host' if options.host else 'in the lab'}{', exits by TCG' if options.exits else ''}: "
              f"{', '.join(map(str, options.cpus))} vCPUs"
              + (f", {', '.join(options.load)} load" if options.load else "")
              + (", a link with delay" if network else "") + bench.icount_title(options))
@@ -344,9 +344,11 @@ def main():
     parser.add_argument("--quick", action="store_true", help="2 rounds, anonymous memory")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--host", action="store_true",
-                       help=f"on this machine, not in the lab; exits on only if its KVM has {EXIT_ON_MISSING}")
+                       help=f"on this machine, not in the lab; exits on only if its KVM has {EXIT_ON_MISSING}, or "
+                       "with --exits")
     bench.add_icount(place)
     parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
+    bench.add_exits(parser)
     parser.add_argument("--no-preempt", dest="preempt", action="store_false",
                         help="without postcopy-preempt")
     parser.add_argument("--transport", choices=URIS, default="tcp", help="of the migration (tcp)")
@@ -376,6 +378,8 @@ def main():
         parser.error("--peer and --bitmap are for the lab")
     if options.network and options.host:
         parser.error("--delay and --bandwidth are for the lab: they need a network name space")
+    if options.exits and (not options.host or options.accel == "kvm"):
+        parser.error("--exits is for --host with TCG")
     if options.rounds is None:
         options.rounds = 2 if options.quick else 5
     cli.main("bench", run, options)

@@ -2,9 +2,10 @@
 """What each thread of both QEMUs does for one fault: processor time, wake-ups, system calls.
 
 Measured in the midst of a post-copy migration of a guest whose vCPUs miss pages in random order, with little else on
-the way: in the lab, or with --host on this machine at its full speed, where exits need a KVM that has them. First a
-span in which nobody looks on, then one under strace, which counts system calls and makes all slower. Prints a table,
-and writes build/reports/NAME.json and .md.
+the way: in the lab, or with --host on this machine at its full speed, where exits need a KVM that has them, or
+--exits. First a span in which nobody looks on, then one under strace, which counts system calls and makes all slower.
+With --locks a third one, in which QEMU also traces its mutexes: how often each is taken, and the system calls under
+it. Prints a table, and writes build/reports/NAME.json and .md.
 """
 import contextlib
 import re
@@ -34,6 +35,9 @@ REST = "all others"
 LEAST_REQUESTS = 300
 LINE = re.compile(r"^/proc/(\d+)/task/(\d+)/(comm|schedstat|status):(.*)$", re.M)
 STRACE_LOG = "threads.strace"
+# What strace sees of QEMU's trace events qemu_mutex_locked and qemu_mutex_unlock
+MUTEX = re.compile(r'"qemu_mutex_(locked|unlock) \w+ mutex (0x\w+) \((?:\S*src/)?(\S+)\)')
+MUTEX_EVENTS = "qemu_mutex_locked", "qemu_mutex_unlock"
 
 # What a thread of THREADS has done so far, or for a request.
 Work = namedtuple("Work", "us wakeups")
@@ -81,24 +85,62 @@ class Threads:
                 raise ProgramError("post-copy was over before enough was measured: take more --memory")
         return first, last
 
-    def system_calls(self, s):
-        """In such a span: {thread: {system call: how often, for one request}}"""
+    def strace(self, s):
+        """Of such a span: the number of requests, and (thread, system call, its arguments) in their order."""
         lab, log = self.pair.lab, f"{self.pair.lab.tmp}/{STRACE_LOG}"
-        job = lab.job(f"exec strace -f -ttt -s 0 -e signal=none -o {log} {' '.join(f'-p {pid}' for pid in self.sides)}")
+        job = lab.job(f"exec strace -f -ttt -s 160 -e signal=none -o {log} "
+                      + " ".join(f"-p {pid}" for pid in self.sides))
         until(lambda: job.output.count(" attached") >= len(self.sides) or not job.running, "strace")
         if not job.running:
             raise ProgramError(f"strace has ended:\n{job.output}")
         per_s, _ = rates(*self.span(s))
         lab.run("kill -INT $(pidof strace)", check=True)
         job.wait()
-        calls = re.findall(r"^(\d+) +([\d.]+) (\w+)\(", lab.read_file(log).decode(errors="replace"), re.M)
-        times_s = [float(at_s) for _, at_s, _ in calls]
+        calls = re.findall(r"^(\d+) +([\d.]+) (\w+)\((.*)", lab.read_file(log).decode(errors="replace"), re.M)
+        times_s = [float(at_s) for _, at_s, *_ in calls]
         # It began a little earlier, and ended later.
-        requests = per_s * (max(times_s) - min(times_s))
+        return per_s * (max(times_s) - min(times_s)), [(thread, name, text) for thread, _, name, text in calls]
+
+    def system_calls(self, s):
+        """In such a span: {thread: {system call: how often, for one request}}"""
+        requests, calls = self.strace(s)
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for thread, _, name in calls:
+        for thread, name, _ in calls:
             counts[self.names.get(thread, REST)][name] += 1
         return {of: {name: n / requests for name, n in by_name.most_common()} for of, by_name in counts.items()}
+
+    def locks(self, s):
+        """In such a span: {mutex: {"taken", or system call under it: how often, for one request}}. A mutex is told by
+        where it is taken, and by which threads, since a QEMU_LOCK_GUARD does not tell where it stands."""
+        for side in self.pair.sides:
+            for event in MUTEX_EVENTS:
+                side.hmp(f"trace-event {event} on")
+        requests, calls = self.strace(s)
+        for side in self.pair.sides:
+            for event in MUTEX_EVENTS:
+                side.hmp(f"trace-event {event} off")
+        held: defaultdict[str, list[str]] = defaultdict(list)
+        where: defaultdict[str, set[str]] = defaultdict(set)
+        takers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        under: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for thread, name, text in calls:
+            if traced := MUTEX.search(text):
+                what, mutex, place = traced.groups()
+                if what == "locked":
+                    held[thread].append(mutex)
+                    where[mutex].add("QEMU_LOCK_GUARD" if "lockable.h" in place else place)
+                    takers[mutex][self.names.get(thread, REST)] += 1
+                elif mutex in held[thread]:
+                    held[thread].remove(mutex)
+            elif held[thread]:
+                under[held[thread][-1]][name] += 1
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for mutex, by in takers.items():
+            who = sorted(name for name, n in by.items() if n > by.total() / 10)
+            of = counts[f"{', '.join(sorted(where[mutex])[:3])} | {', '.join(who)}"]
+            of["taken"] += by.total()
+            of.update(under[mutex])
+        return {mutex: {name: n / requests for name, n in of.items()} for mutex, of in counts.items()}
 
 
 def rates(first, last):
@@ -109,12 +151,16 @@ def rates(first, last):
 
 
 @contextlib.contextmanager
-def midst(lab, variant, vcpus, memory_mb):
+def midst(lab, variant, options):
     """Threads of a post-copy migration that is under way."""
     qemu, exits, fetch = postcopy.VARIANTS[variant]
     uri = postcopy.uri_of(lab, "unix")
-    with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=vcpus, memory_mb=memory_mb,
-              pattern="disjoint", seed=1, zero=0, traced=False, fetch=fetch) as pair:
+    wrapper = bench.wrapper(options)
+    # A file for each thread: they do not wait for each other to write into it.
+    logs = ("-d", "tid", "-D", f"{lab.tmp}/mutexes.%d") if options.locks else ()
+    with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=options.cpus, memory_mb=options.memory,
+              pattern="disjoint", seed=1, zero=0, traced=False, fetch=fetch,
+              source_options=logs, destination_options=logs, wrapper=wrapper, source_wrapper=wrapper) as pair:
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=MIB // 8)
         pair.destination.cmd("migrate-incoming", uri=uri)
         pair.start(uri)
@@ -125,14 +171,16 @@ def midst(lab, variant, vcpus, memory_mb):
 
 
 def measure(place, variant, options):
-    with midst(place, variant, options.cpus, options.memory) as threads:
+    with midst(place, variant, options) as threads:
         per_s, work = rates(*threads.span(options.span))
         calls = threads.system_calls(options.span)
+        locks = threads.locks(options.span) if options.locks else {}
         # All that was asked for comes without strace; the rest at once.
         threads.pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
         threads.pair.finish()
     return {"requests_per_s": per_s, "work_us": {name: w.us for name, w in work.items()},
-            "wakeup_count": {name: w.wakeups for name, w in work.items()}, "system_call_count": calls}
+            "wakeup_count": {name: w.wakeups for name, w in work.items()}, "system_call_count": calls,
+            "lock_count": locks}
 
 
 def middle(runs):
@@ -142,12 +190,14 @@ def middle(runs):
         for key in keys:
             values = [v.get(key, 0) for v in values]
         return statistics.median(values)
-    calls = {name: sorted({call for r in runs for call in r["system_call_count"].get(name, ())}) for name in THREADS}
+    def all_of(key):
+        """Two levels of counts, of which some runs lack some."""
+        names = sorted({(name, what) for r in runs for name, counts in r[key].items() for what in counts})
+        return {name: {what: statistics.median(r[key].get(name, {}).get(what, 0) for r in runs)
+                       for of, what in names if of == name} for name, _ in names}
     return {"requests_per_s": of("requests_per_s"),
             **{key: {name: of(key, name) for name in THREADS} for key in ("work_us", "wakeup_count")},
-            "system_call_count": {name: {call: statistics.median(
-                r["system_call_count"].get(name, {}).get(call, 0) for r in runs) for call in calls[name]}
-                for name in THREADS}}
+            **{key: all_of(key) for key in ("system_call_count", "lock_count")}}
 
 
 def show(results):
@@ -157,12 +207,25 @@ def show(results):
         for name in [*THREADS, "**both QEMUs**"]:
             names = [name] if name in THREADS else list(THREADS)
             us, wakeups = (sum(r[key][n] for n in names) for key in ("work_us", "wakeup_count"))
-            calls = sum((Counter(r["system_call_count"][n]) for n in names), Counter())
+            calls = sum((Counter(r["system_call_count"].get(n, {})) for n in names), Counter())
             if not us:
                 continue
             which = ", ".join(f"{call} {n:.2f}" for call, n in calls.most_common(5) if n >= 0.05)
             print(f"| {variant} | {r['requests_per_s']:.0f} | {name} | {us:.1f} | {wakeups:.2f} "
                   f"| {sum(calls.values()):.2f} | {which} |")
+    if not any(r["lock_count"] for r in results.values()):
+        return
+    print("\n| variant | mutex taken at | by | for a fault | system calls under it |\n"
+          "| --- | --- | --- | ---: | --- |")
+    for variant, r in results.items():
+        under = {mutex: Counter(of) for mutex, of in r["lock_count"].items()}
+        taken = {mutex: of.pop("taken", 0) for mutex, of in under.items()}
+        print(f"| {variant} | **all** | | {sum(taken.values()):.2f} "
+              f"| {sum(of.total() for of in under.values()):.2f} |")
+        for mutex in sorted(taken, key=lambda mutex: -taken[mutex]):
+            which = ", ".join(f"{call} {n:.2f}" for call, n in under[mutex].most_common(5) if n >= 0.05)
+            if taken[mutex] >= 0.1 or which:
+                print(f"| {variant} | {mutex} | {taken[mutex]:.2f} | {which} |")
 
 
 def run(options):
@@ -170,7 +233,8 @@ def run(options):
     if not strace:
         raise ProgramError("no strace: scripts/deps lab")
     about = bench.about()
-    place = Host(options.accel) if options.host else Lab(name="threads", extra=[strace], icount=options.icount)
+    place = (Host(options.accel, exits=options.exits) if options.host
+             else Lab(name="threads", extra=[strace], icount=options.icount))
     on = "on" if place.exit_on_missing else "off"
     postcopy.VARIANTS.update({f"{n} channels": (postcopy.FORK, on, n) for n in options.fetch})
     runs: dict[str, list[bench.Figures]] = {name: [] for name in postcopy.VARIANTS
@@ -187,9 +251,11 @@ def run(options):
             + bench.printed(show, results))
     bench.write(options.name, {"about": about, "settings": {"icount": options.icount,
         "vcpus_count": options.cpus, "memory_mib": options.memory, "rounds_count": options.rounds,
-        "span_s": options.span, "accelerator": " ".join(lab.qemu_words)}, "runs": runs, "medians": results},
+        "span_s": options.span, "exits_by_tcg": options.exits, "accelerator": " ".join(lab.qemu_words)},
+        "runs": runs, "medians": results},
         "What each thread does for a fault, "
-        f"{'on this host' if options.host else 'in the lab'}" + bench.icount_title(options), text)
+        f"{'on this host' if options.host else 'in the lab'}{', exits by TCG' if options.exits else ''}"
+        + bench.icount_title(options), text)
 
 
 def main():
@@ -200,6 +266,8 @@ def main():
     place.add_argument("--host", action="store_true", help="on this machine, not in the lab")
     bench.add_icount(place)
     parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
+    bench.add_exits(parser)
+    parser.add_argument("--locks", action="store_true", help="also the mutexes of QEMU, by its trace")
     parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
     parser.add_argument("--memory", type=int, metavar="MIB",
                         help="of the guest (64; with --icount 256, with --host 1024)")
@@ -209,6 +277,8 @@ def main():
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.memory = options.memory or (1024 if options.host else 256 if options.icount else 64)
+    if options.exits and (not options.host or options.accel == "kvm"):
+        parser.error("--exits is for --host with TCG")
     options.name = options.name or ("threads-host" if options.host else "threads")
     cli.main("bench", run, options)
 

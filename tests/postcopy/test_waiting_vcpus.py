@@ -7,7 +7,7 @@ import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab.arches import both_interfaces, on_both
-from tests.lab.pair import Pair, until
+from tests.lab.pair import INJECT, Pair, until
 from tests.lab.paths import PATIENCE
 from tests.lab.qtest import Qtest
 
@@ -20,10 +20,9 @@ DISK = ("-blockdev", "blkdebug,node-name=disk,image.driver=null-co,inject-error.
         "-device", "ide-hd,bus=ide.0,drive=disk,werror=stop")
 
 
-@both_interfaces
-@on_both("pattern", [pytest.param("disjoint", marks=pytest.mark.slow), "shared"])
-def test_stop_cont_and_queries(lab, pattern):
-    with Pair(lab, exits="on", pattern=pattern, mem=16) as pair:
+def stop_cont_and_queries(lab, **options):
+    """Returns the counts of all faults."""
+    with Pair(lab, exits="on", mem=16, **options) as pair:
         destination = pair.destination
         pair.midst()
         # A source that does not answer.
@@ -51,6 +50,20 @@ def test_stop_cont_and_queries(lab, pattern):
 
         pair.source.signal("CONT")
         pair.finish_fast()
+        return pair.faults()
+
+
+@both_interfaces
+@on_both("pattern", [pytest.param("disjoint", marks=pytest.mark.slow), "shared"])
+def test_stop_cont_and_queries(lab, pattern):
+    stop_cont_and_queries(lab, pattern=pattern)
+
+
+def test_exits_of_tcg(place):
+    """In the build for tests, its vCPUs take the path of KVM's exits, and leave it when they are kicked."""
+    faults = stop_cont_and_queries(place, source=INJECT, destination=INJECT, pattern="shared")
+    # Interrupts that are delivered, and what QEMU's devices access
+    assert faults["uffd"] < faults["exits"] / 10, faults
 
 
 @both_interfaces

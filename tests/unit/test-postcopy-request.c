@@ -6,6 +6,7 @@
 
 #include "qemu/osdep.h"
 #include <glib-unix.h>
+#include <sys/resource.h>
 #include "qemu/atomic.h"
 #include "qemu/bitmap.h"
 #include "qemu/timer.h"
@@ -568,6 +569,162 @@ static void test_perf(void)
     postcopy_meter_destroy(&meter);
 }
 
+/*
+ * Of the lock of the requests, which is the only QemuMutex that is used while
+ * perf_metered is set.  Under it.
+ */
+static struct {
+    unsigned locks, contended;
+    int64_t waited_ns, held_ns, since;
+} perf_lock;
+static bool perf_metered;
+
+static void perf_lock_fn(QemuMutex *mutex, const char *file, int line)
+{
+    int64_t begun = get_clock();
+    bool contended = qemu_mutex_trylock_impl(mutex, file, line);
+
+    if (contended) {
+        qemu_mutex_lock_impl(mutex, file, line);
+    }
+    perf_lock.since = get_clock();
+    perf_lock.locks++;
+    perf_lock.contended += contended;
+    perf_lock.waited_ns += contended ? perf_lock.since - begun : 0;
+}
+
+/* By the linker's --wrap */
+typeof(qemu_mutex_unlock_impl) __real_qemu_mutex_unlock_impl;
+typeof(qemu_mutex_unlock_impl) __wrap_qemu_mutex_unlock_impl;
+
+void __wrap_qemu_mutex_unlock_impl(QemuMutex *mutex, const char *file,
+                                   const int line)
+{
+    if (qatomic_read(&perf_metered)) {
+        perf_lock.held_ns += get_clock() - perf_lock.since;
+    }
+    __real_qemu_mutex_unlock_impl(mutex, file, line);
+}
+
+enum { PERF_FAULTS = 200 * 1000, PERF_THREADS = PAGES / 2 };
+
+typedef struct Perf {
+    PostcopyRequests *r;
+    QemuEvent go;
+    unsigned threads;
+    /* Of the background, in pages; 0 if there is none */
+    unsigned run;
+    /* Atomic */
+    unsigned vcpus, vcpus_left;
+    unsigned runs;
+} Perf;
+
+/* As a vCPU that reads its page by itself: nobody has to wake it */
+static void *perf_vcpu(void *opaque)
+{
+    Perf *p = opaque;
+    unsigned n = qatomic_fetch_inc(&p->vcpus);
+    PostcopyPage page = page_of(n);
+    PostcopyWaiter waiter;
+    PostcopyClaim claimed;
+
+    postcopy_waiter_init(&waiter);
+    qemu_event_wait(&p->go);
+    for (unsigned i = 0; i < PERF_FAULTS / p->threads; i++) {
+        received_map[n] = false;
+        begin(p->r, n, &waiter);
+        postcopy_request_claim(p->r, &page, 1, false, &claimed);
+        complete(p->r, n);
+        postcopy_request_wait(p->r, &waiter);
+    }
+    postcopy_waiter_destroy(&waiter);
+    qatomic_dec(&p->vcpus_left);
+    return NULL;
+}
+
+static void *perf_background(void *opaque)
+{
+    Perf *p = opaque;
+    PostcopyPage page = page_of(PERF_THREADS);
+    PostcopyClaim claimed;
+
+    qemu_event_wait(&p->go);
+    while (p->run && qatomic_read(&p->vcpus_left)) {
+        memset(received_map + PERF_THREADS, false, p->run);
+        postcopy_request_claim(p->r, &page, p->run, false, &claimed);
+        postcopy_request_complete(p->r, &page, p->run, POSTCOPY_PLACE_COPY,
+                                  false);
+        p->runs++;
+    }
+    return NULL;
+}
+
+/* Returns for how long, in ns */
+static int64_t perf_run(Perf *p)
+{
+    QemuThread vcpus[PERF_THREADS], background;
+    int64_t begun;
+
+    p->vcpus = p->runs = 0;
+    p->vcpus_left = p->threads;
+    qemu_event_reset(&p->go);
+    for (unsigned i = 0; i < p->threads; i++) {
+        start_thread(&vcpus[i], perf_vcpu, p);
+    }
+    start_thread(&background, perf_background, p);
+    begun = get_clock();
+    qemu_event_set(&p->go);
+    for (unsigned i = 0; i < p->threads; i++) {
+        qemu_thread_join(&vcpus[i]);
+    }
+    qemu_thread_join(&background);
+    return get_clock() - begun;
+}
+
+/* What threads cost each other: they have the lock in common, but no page */
+static void test_perf_threads(void)
+{
+    static const unsigned runs[] = { 0, 1, 8, 64 };
+    Perf p = { };
+
+    qemu_event_init(&p.go, false);
+    for (p.threads = 1; p.threads <= PERF_THREADS; p.threads *= 4) {
+        for (unsigned i = 0; i < ARRAY_SIZE(runs); i++) {
+            g_autoptr(PostcopyRequests) r = p.r = setup();
+            unsigned faults = PERF_FAULTS / p.threads * p.threads;
+            struct rusage before, after;
+            double ns, locks;
+
+            p.run = runs[i];
+            getrusage(RUSAGE_SELF, &before);
+            ns = (double)perf_run(&p) / faults;
+            getrusage(RUSAGE_SELF, &after);
+
+            memset(&perf_lock, 0, sizeof(perf_lock));
+            qemu_mutex_lock_func = perf_lock_fn;
+            qatomic_set(&perf_metered, true);
+            perf_run(&p);
+            qatomic_set(&perf_metered, false);
+            qemu_mutex_lock_func = qemu_mutex_lock_impl;
+
+            locks = perf_lock.locks;
+            g_test_minimized_result(ns, "%.0f ns a fault, %u threads, runs of "
+                                    "%u pages: %.4f sleeps a fault; %.2f "
+                                    "locks a fault, one is held for %.0f ns, "
+                                    "%.2f %% are waited for, for %.0f ns",
+                                    ns, p.threads, p.run,
+                                    (double)(after.ru_nvcsw - before.ru_nvcsw) /
+                                    faults,
+                                    (locks - 2 * p.runs) / faults,
+                                    perf_lock.held_ns / locks,
+                                    100 * perf_lock.contended / locks,
+                                    (double)perf_lock.waited_ns /
+                                    MAX(1, perf_lock.contended));
+        }
+    }
+    qemu_event_destroy(&p.go);
+}
+
 typedef struct Stress {
     PostcopyRequests *r;
     PostcopyWaiter waiters[VCPUS];
@@ -707,6 +864,7 @@ int main(int argc, char **argv)
     g_test_add_func("/postcopy-request/stress", test_stress);
     if (g_test_perf()) {
         g_test_add_func("/postcopy-request/perf", test_perf);
+        g_test_add_func("/postcopy-request/perf-threads", test_perf_threads);
     }
     return g_test_run();
 }
