@@ -153,16 +153,22 @@ void postcopy_background_ping(MigrationState *s)
     qemu_savevm_send_ping(s->to_dst_file, PING_TAG | (number & ~PING_TAG_MASK));
 }
 
+/* Called with @lock held */
+static void postcopy_background_wake(MigrationState *s, PostcopyBackground *b)
+{
+    if (b->waiting) {
+        b->waiting = false;
+        qemu_sem_post(&s->rate_limit_sem);
+    }
+}
+
 void postcopy_background_answers(MigrationState *s, bool answers)
 {
     PostcopyBackground *b = &s->postcopy->background;
 
     QEMU_LOCK_GUARD(&b->lock);
     b->answers = answers;
-    if (b->waiting) {
-        b->waiting = false;
-        qemu_sem_post(&s->rate_limit_sem);
-    }
+    postcopy_background_wake(s, b);
 }
 
 bool postcopy_background_ponged(MigrationState *s, uint32_t value)
@@ -180,10 +186,7 @@ bool postcopy_background_ponged(MigrationState *s, uint32_t value)
     if (postcopy_window_pong(w, get_clock(), number)) {
         trace_postcopy_window(w->link.limit, w->in_link, w->path.limit,
                               w->sent - w->path.left, w->delay, w->least_delay);
-        if (b->waiting) {
-            b->waiting = false;
-            qemu_sem_post(&s->rate_limit_sem);
-        }
+        postcopy_background_wake(s, b);
     }
     return true;
 }
@@ -200,9 +203,11 @@ bool postcopy_background_wait(MigrationState *s)
         WITH_QEMU_LOCK_GUARD(&b->lock) {
             postcopy_window_look(&b->window, now, b->file_bytes,
                                  postcopy_background_in_link(b));
-            full = b->waiting = b->answers && postcopy_window_full(&b->window);
+            full = b->answers && postcopy_window_full(&b->window);
             until = !full ? MIN(b->next_ns, end) :
                 b->window.path.full ? end : MIN(now + LINK_MS * SCALE_MS, end);
+            /* A post for nobody would be taken for a request, for ever */
+            b->waiting = full && now < until;
         }
         if (now >= until) {
             break;

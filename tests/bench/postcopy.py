@@ -29,14 +29,14 @@ from tests.lab.host import EXIT_ON_MISSING, Host
 from tests.lab.lab import HIGHRES, Lab
 from tests.lab.network import Network, programs
 from tests.lab.other_qemu import PEER
-from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, STOCK, Pair
+from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, NO_WINDOW, STOCK, Pair
 
 # QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --bitmap, --peer and --fetch add to them.
 VARIANTS: dict[str, tuple[str, str | None, int]] = {
     "stock": (STOCK, None, 0), "exits off": (FORK, "off", 0), "exits on": (FORK, "on", 0)}
 BITMAP = "exits by a bitmap"
-# Behind the name of a variant, of --variants alone: the background is held back.
-WINDOW = ", window"
+# Behind the name of a variant, of --variants alone: the background is not held back.
+UNBOUND = ", no window"
 BACKENDS = ("anonymous", "memfd", "hugetlb")
 # Parameters of the guest.
 LOADS: dict[str, dict[str, Any]] = {
@@ -126,11 +126,12 @@ def latencies(pair, report, tsc_khz):
     # Who waits for the network waits longest. Pages that are requested ahead are faults of nobody who waits.
     faults = min(demand_faults(pair), len(waited))
     missed, found = touches[len(touches) - faults:], touches[:len(touches) - faults]
-    first_to_last_s = max(sum(cpu) for cpu in passes[0]) / 1e6
+    from_switch_us = report.from_switch_us(tsc_khz)
     return {"touch_count": len(touches), "waited_count": len(waited),
-            # All time that vCPUs waited until the last page had come, of all vCPUs.
-            "stall_ms": sum(t - present_us for t in waited) / 1000,
-            "pages_per_s": len(touches) / first_to_last_s,
+            # Of all vCPUs: what they lost from the switch on, before the first touch, too.
+            "stall_ms": (sum(from_switch_us) - sum(map(sum, passes[1]))) / 1000,
+            "switch_to_last_touch_ms": max(from_switch_us) / 1000,
+            "pages_per_s": len(touches) / max(from_switch_us) * 1e6,
             # For a curve: in equal steps of their share.
             "latency_permille_us": [round(waited[min(len(waited) - 1, len(waited) * i // 200)], 1)
                                     for i in range(201)] if waited else [],
@@ -152,15 +153,15 @@ def uri_of(lab, transport):
 
 def migrate(lab, variant, case, options, network=None):
     """One migration; its figures."""
-    qemu, exits, fetch = VARIANTS[variant.removesuffix(WINDOW)]
+    qemu, exits, fetch = VARIANTS[variant.removesuffix(UNBOUND)]
     huge = case.backend == "hugetlb"
     # Without channels of their own, requested pages share the limit.
     bandwidth = 0 if not options.preempt else options.background * (16 if huge else 1) * MIB
     wrapper = ("busybox", "time", "-v", *bench.wrapper(options))
     with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=case.backend,
               capabilities=("events", *("postcopy-preempt",) * options.preempt), cpus=case.vcpus,
-              source_options=("-global", "migration.x-postcopy-window=on") if WINDOW in variant else (),
-              memory_mb=options.memory << huge, seed=1, traced=False, fetch=fetch,
+              source_options=NO_WINDOW if UNBOUND in variant else (),
+              memory_mb=options.memory << huge, seed=1, late_rom=1, traced=False, fetch=fetch,
               source_wrapper=bench.wrapper(options),
               wrapper=(*network.wrapper, *wrapper) if network else wrapper, **LOADS[case.load]) as pair:
         src, dst = pair.sides
@@ -201,6 +202,7 @@ MEASURED = (
     ("p99", "latency_p99_us", "{:.0f}"),
     ("stall of all vCPUs (ms)", "stall_ms", "{:.0f}"),
     ("pages/s", "pages_per_s", "{:.0f}"),
+    ("switch to the last touch (ms)", "switch_to_last_touch_ms", "{:.0f}"),
     ("present touch, p50 (us)", "present_touch_p50_us", "{:.0f}"),
     ("touches that waited", "waited_count", "{:.0f}"),
     ("faults", "demand_fault_count", "{:.0f}"),
@@ -290,12 +292,12 @@ def run(options):
     if options.bitmap:
         VARIANTS[BITMAP] = (FORK, "on", 0)
     VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in options.fetch})
-    held_back = [name + WINDOW for name, (qemu, *_) in VARIANTS.items() if qemu == FORK]
-    if unknown := set(options.variants or ()) - {*VARIANTS, *held_back}:
-        raise ProgramError(f"no variant {', '.join(sorted(unknown))}: there are {', '.join([*VARIANTS, *held_back])}")
+    unbound = [name + UNBOUND for name, (qemu, *_) in VARIANTS.items() if qemu == FORK]
+    if unknown := set(options.variants or ()) - {*VARIANTS, *unbound}:
+        raise ProgramError(f"no variant {', '.join(sorted(unknown))}: there are {', '.join([*VARIANTS, *unbound])}")
     names = [name for name in VARIANTS if (name != "exits on" or place.exit_on_missing)
              and (not options.variants or name in options.variants or VARIANTS[name][0] == PEER)]
-    names += [name for name in held_back if name in (options.variants or ())]
+    names += [name for name in unbound if name in (options.variants or ())]
     # Huge pages: one of them at a time is what vCPUs meet in.
     cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus)
              for backend in options.backends for load in options.load or [None] for vcpus in options.cpus]
@@ -364,7 +366,7 @@ def main():
     parser.add_argument("--bitmap", action="store_true", help="also with KVM_MEM_USERFAULT, and exits on")
     parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU, with preempt as the others")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these, e.g. 'exits on' '4 channels' "
-                        f"'exits on{WINDOW}', whose background is held back")
+                        f"'exits on{UNBOUND}', whose background is not held back")
     parser.add_argument("--delay", type=int, metavar="US",
                         help="microseconds that each direction of a link between the QEMUs takes")
     parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT", help="of such a link, per second")

@@ -174,6 +174,8 @@ static void set_parameter(const char *key, const char *value)
         par.async = number(value);
     } else if (equal(key, "time")) {
         par.time = number(value);
+    } else if (equal(key, "late_rom")) {
+        par.late_rom = number(value);
     } else if (equal(key, "rest")) {
         par.rest_ms = number(value);
     } else {

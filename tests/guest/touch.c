@@ -17,6 +17,8 @@
 
 static bool moved;
 static uint64_t khz;            /* of ticks() */
+/* ticks(), of each processor: when it last saw the source; when all was timed */
+static uint64_t seen[MAX_CPUS], timed[MAX_CPUS];
 
 /* A permutation of 0 ... n-1 that looks random; another one for each key. */
 static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
@@ -127,10 +129,16 @@ static void load(uint32_t cpu)
                         (pass % COLD_EVERY || i > timed_of_cpu(cpu));
             uint64_t page = page_of_step(cpu, i, par.seed + pass, &together);
 
-            if (i % look_every == 0 && side() != SIDE_SOURCE
-                && !__atomic_exchange_n(&moved, true, __ATOMIC_SEQ_CST)) {
-                print("{\"event\": \"moved\", \"cpu\": %u, \"pass\": %u}\n",
-                      (uint64_t)cpu, pass);
+            if (i % look_every == 0) {
+                uint64_t now = ticks();
+
+                if (side() == SIDE_SOURCE) {
+                    seen[cpu] = now;
+                } else if (!__atomic_exchange_n(&moved, true,
+                                                __ATOMIC_SEQ_CST)) {
+                    print("{\"event\": \"moved\", \"cpu\": %u, "
+                          "\"pass\": %u}\n", (uint64_t)cpu, pass);
+                }
             }
             if (__atomic_load_n(&moved, __ATOMIC_SEQ_CST)) {
                 return;
@@ -177,14 +185,23 @@ static void measure(uint32_t cpu, int pass)
             rest(par.rest_ms);
         }
     }
+    if (pass == 0) {
+        timed[cpu] = ticks();
+    }
 }
 
 static void report(void)
 {
+    uint64_t left = 0;          /* the source, as near as is known */
+
+    for (uint64_t cpu = 0; cpu < par.cpus; cpu++) {
+        left = seen[cpu] > left ? seen[cpu] : left;
+    }
     for (uint64_t cpu = 0; cpu < par.cpus; cpu++) {
         print("{\"event\": \"samples\", \"cpu\": %u, \"count\": %u, "
+              "\"ticks\": %u, "
               "\"pass1_address\": %u, \"pass2_address\": %u}\n",
-              cpu, timed_of_cpu(cpu),
+              cpu, timed_of_cpu(cpu), timed[cpu] - left,
               (uint64_t)(uintptr_t)(samples[0] + first_sample(cpu)),
               (uint64_t)(uintptr_t)(samples[1] + first_sample(cpu)));
     }
@@ -220,7 +237,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     barrier();
 
     load(cpu);
-    if (cpu == 0) {
+    if (cpu == 0 && !par.late_rom) {
         rom_check();        /* while the ROM's own pages are missing */
     }
     barrier();
@@ -230,6 +247,9 @@ _Noreturn void cpu_main(uint32_t cpu)
     measure(cpu, 0);
     barrier();
     if (cpu == 0) {
+        if (par.late_rom) {
+            rom_check();
+        }
         drop_mappings();
     }
     barrier();

@@ -32,6 +32,7 @@ struct parameters {
     uint32_t zero_percent;      /* pages that stay zero on the source */
     uint32_t passes;            /* of load before the check; 0: until moved */
     uint32_t time;              /* count the ticks of each touch of the load */
+    uint32_t late_rom;          /* touch.c: check the ROM when all is timed, not before */
     uint32_t rest_ms;           /* touch.c: after each touch that took longer than 1 ms */
     uint64_t vmclock;           /* x86_64/clocks.c: processor 0 reads that device */
     uint64_t adjust;            /* x86_64/clocks.c: to IA32_TSC_ADJUST of processor 1 */

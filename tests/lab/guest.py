@@ -154,6 +154,10 @@ class Report:
             return cpus
         return one_pass("pass1_address"), one_pass("pass2_address")
 
+    def from_switch_us(self, tsc_khz: int) -> list[float]:
+        """Microseconds from the switch to the end of pass 1, by processor."""
+        return [s["ticks"] * 1000 / tsc_khz for s in self.all("samples")]
+
 
 def wait_threshold_us(present_us: Pass, least_us: float) -> float:
     """A touch that takes longer has waited for its page. present_us: pass 2, in which all pages are there."""

@@ -23,12 +23,12 @@ def set_queue(side: Side, page: int) -> None:
 
 @contextlib.contextmanager
 def loading(lab: Place, lie: Lie, destination: str = FORK, capabilities: Sequence[str] = (), lying: int = MAIN,
-            wrapper: Sequence[str] = (), until_waits: bool = True, mem: int = 16,
+            wrapper: Sequence[str] = (), until_waits: bool = True, mem: int = 16, source_options: Sequence[str] = (),
             **options: Any) -> Iterator[tuple[Pair, Wire]]:
     """The destination's main thread waits for a page of virtio's ring."""
     words = ("-device", f"virtio-rng-pci,addr={SLOT:#x},disable-modern=on")
     with Pair(lab, capabilities=capabilities, destination=destination, mem=mem, zero=0,
-              source_options=words, destination_options=words, wrapper=wrapper, **options) as pair:
+              source_options=(*words, *source_options), destination_options=words, wrapper=wrapper, **options) as pair:
         pair.source.wait_event("ready")
         # This memory is written without end, and its end comes last in pre-copy: it is missing.
         boot = pair.source.report().the("boot")

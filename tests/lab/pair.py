@@ -42,6 +42,7 @@ INJECT = "inject" if FORK == "fork" else FORK
 
 QMP_PORT = {"source": 4001, "destination": 4002}
 FIRST_MIGRATION_PORT = 4010
+NO_WINDOW = ("-global", "migration.x-postcopy-window=off")   # of a source
 MIB = 1 << 20
 
 TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enable",
@@ -594,7 +595,8 @@ class BasePair(ABC, Generic[AnySide]):
         self.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth or self.precopy_bandwidth,
                         downtime_limit=1)
         self.source.cmd("migrate", uri=uri)
-        self.source.wait_status("active")
+        # A small guest may have come at once
+        self.source.wait_status("active", "device", "completed")
 
     def precopy(self) -> None:
         """Migrate by pre-copy alone."""

@@ -339,6 +339,18 @@ class Short(Lie):
         raise Close
 
 
+class Within(Lie):
+    """Holds the page of that number, of a huge page or not, until a page is asked for; then the channel ends."""
+
+    def __call__(self, n: int, page: Page, send: Send) -> None:
+        if n < self.at:
+            send(page.pack())
+            return
+        while not self.asked:
+            time.sleep(0.01)
+        raise Close
+
+
 class Never(Lie):
     def change(self, page: Page, send: Send) -> None:
         pass

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What nobody has requested: with x-postcopy-window it does not delay what somebody waits for, and it begins with what
+"""What nobody has requested: it does not delay what somebody waits for, and it begins with what
 vCPUs must touch first."""
 import time
 
 from tests.lab.linux_pair import LinuxPair
-from tests.lab.pair import MIB, STOCK, Pair
+from tests.lab.pair import MIB, NO_WINDOW, STOCK, Pair
 from tests.lab.proxy import MAIN, PAGE_SIZE, Lie, pack
 from tests.lab.text import search
 
-WINDOW = ("-global", "migration.x-postcopy-window=on")
 # Of the wire, which takes more from the source than this: what lies before it is a queue.
 RATE = 16 * MIB
 
@@ -23,17 +22,17 @@ def migrated(place, **options):
 
 def test_requests_pass(place):
     """A requested page waits for what lies before it on the wire."""
-    source, destination = migrated(place)
+    source, destination = migrated(place, source_options=NO_WINDOW)
     assert "postcopy-window" not in source
     without_ms = destination["postcopy-latency"] / 1e6
-    source, destination = migrated(place, source_options=WINDOW)
+    source, destination = migrated(place)
     with_ms = destination["postcopy-latency"] / 1e6
     assert with_ms < without_ms / 2, (source["postcopy-window"], destination["postcopy-latency-dist"])
 
 
 def test_stock_answers(place):
     """A destination without the branch answers PINGs as well."""
-    window = migrated(place, source_options=WINDOW, destination=STOCK)[0]["postcopy-window"]
+    window = migrated(place, destination=STOCK)[0]["postcopy-window"]
     assert window["delay"] > 0 and window["size"] < RATE // 4, window
 
 

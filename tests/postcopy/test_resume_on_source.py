@@ -9,7 +9,7 @@ from qemu.qmp import ExecuteError
 from tests.lab.backends import CHANNELS
 from tests.lab.failures import Ended, Failures, phase_wire
 from tests.lab.missing_at_load import loading
-from tests.lab.pair import FORK, INJECT, MIB, STOCK, Pair, until
+from tests.lab.pair import FORK, INJECT, MIB, NO_WINDOW, STOCK, Pair, until
 from tests.lab.paths import PATIENCE
 from tests.lab.proxy import Close, Lie
 
@@ -125,11 +125,14 @@ class Full(Lie):
         raise Close
 
 
-def test_page_is_requested_when_the_guest_returns(place):
+@pytest.mark.parametrize("words", [pytest.param(NO_WINDOW, id="no-window"),
+                                   # Until the connection is full, slice by slice, takes a minute.
+                                   pytest.param((), id="window", marks=pytest.mark.slow)])
+def test_page_is_requested_when_the_guest_returns(place, words):
     """The source cannot send any more, so that it stays requested. The next migration does not hurry because of it:
     it would use a processor, and find each time that its bandwidth is used up."""
     lie = Full()
-    with loading(place, lie, until_waits=False, mem=48, memory_mb=64) as (pair, wire):
+    with loading(place, lie, until_waits=False, mem=48, memory_mb=64, source_options=words) as (pair, wire):
         def waits():
             pair.source.wait_status("active")
             used = pair.source.cpu_seconds("mig/src/main")
