@@ -29,7 +29,7 @@ from tests.lab.host import EXIT_ON_MISSING, Host
 from tests.lab.lab import HIGHRES, Lab
 from tests.lab.network import Network, programs
 from tests.lab.other_qemu import PEER
-from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, NO_WINDOW, STOCK, Pair
+from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, NO_WINDOW, STOCK, Pair, event_us
 
 # QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --bitmap, --peer and --fetch add to them.
 VARIANTS: dict[str, tuple[str, str | None, int]] = {
@@ -141,8 +141,7 @@ def latencies(pair, report, tsc_khz):
 
 def switch_to_last_page_ms(source):
     """Of a migration with the capability events: from the switch until the source knows that all pages came."""
-    at_ms = {event.get("data", {}).get("status", event["event"]):
-             event["timestamp"]["seconds"] * 1e3 + event["timestamp"]["microseconds"] / 1e3
+    at_ms = {event.get("data", {}).get("status", event["event"]): event_us(event) / 1e3
              for event in source.qmp.get_events(wait=False)}
     return round(at_ms["completed"] - at_ms["STOP"], 1)
 

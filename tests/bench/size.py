@@ -20,7 +20,7 @@ from tests.bench.bench import Figures
 from tests.lab import cli
 from tests.lab.cli import ProgramError, aligned, say
 from tests.lab.host import Host
-from tests.lab.pair import Pair, until
+from tests.lab.pair import Pair, event_us, until
 
 BACKEND = "memory-backend-ram,reserve=off"
 BACKGROUND = 64 << 10
@@ -45,8 +45,8 @@ def pass_us(gib: int) -> float:
 
 def at_s(side, event):
     """When it was emitted."""
-    [found] = [e["timestamp"] for e in side.qmp.get_events(wait=False) if e["event"] == event]
-    return found["seconds"] + found["microseconds"] / 1e6
+    [found] = [e for e in side.qmp.get_events(wait=False) if e["event"] == event]
+    return event_us(found) / 1e6
 
 
 def first_answer_s(log):

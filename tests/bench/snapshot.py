@@ -28,7 +28,7 @@ from tests.lab.cli import ProgramError, say
 from tests.lab.host import Host
 from tests.lab.initramfs import programs
 from tests.lab.lab import Lab
-from tests.lab.pair import FORK, STOCK
+from tests.lab.pair import FORK, STOCK, event_us
 from tests.lab.paths import ROOT, qemu
 from tests.lab.snapshot import Machine
 from tests.lab.text import search
@@ -116,7 +116,7 @@ def measure(lab, variant, case, options):
             if not event:
                 raise ProgramError("the snapshot does not end")
             name = event.get("data", {}).get("status") or event["event"]
-            at[name] = (event["timestamp"]["seconds"] * 10**6 + event["timestamp"]["microseconds"])
+            at[name] = event_us(event)
         info = side.cmd("query-migrate")
         if info["status"] != "completed":
             raise ProgramError(f"the snapshot failed: {info}")

@@ -80,6 +80,12 @@ def until(condition: Callable[[], Seen | Literal[False] | None], what: str, time
     return result
 
 
+def event_us(event: Mapping[str, Any]) -> int:
+    """When QEMU emitted it, in microseconds since the epoch."""
+    at = event["timestamp"]
+    return int(at["seconds"] * 10**6 + at["microseconds"])
+
+
 def listens(lab: Place, port: int) -> bool:
     return not lab.run(f"grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp").rc
 

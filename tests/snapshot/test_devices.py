@@ -11,7 +11,7 @@ from qemu.qmp import ExecuteError
 
 from tests.lab.arches import on_both
 from tests.lab.guest import MACHINE, payload
-from tests.lab.pair import FORK, INJECT, until
+from tests.lab.pair import FORK, INJECT, event_us, until
 from tests.lab.qtest import Qtest
 from tests.lab.snapshot import Machine
 
@@ -74,8 +74,7 @@ def test_flush_is_not_in_the_pause(place):
     with Machine(place, mem=4, taker=["-blockdev", "null-co,node-name=slow,latency-ns=2000000000"]) as machine:
         machine.side.hmp('qemu-io slow "write 0 4k"')   # or there is nothing to flush
         machine.take()
-        at = {event["event"]: event["timestamp"]["seconds"] + event["timestamp"]["microseconds"] / 1e6
-              for event in machine.side.qmp.get_events()}
+        at = {event["event"]: event_us(event) / 1e6 for event in machine.side.qmp.get_events()}
         start = time.monotonic()
         machine.side.hmp("qemu-io slow flush")
         assert at["RESUME"] - at["STOP"] < time.monotonic() - start
