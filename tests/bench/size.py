@@ -76,7 +76,7 @@ def migrate(place, variant, gib, options, counted):
     trace_log, strace_log = f"{place.tmp}/size.trace", f"{place.tmp}/size.strace"
     place.run(f"rm -f {trace_log} {strace_log}")
     with Pair(place, exits=exits, source=qemu, destination=qemu, backend=BACKEND, memory_mb=gib << 10,
-              cpus=options.cpus, mem=options.memory, pattern="disjoint", seed=1, traced=False, fetch=fetch,
+              cpus=options.cpus, mem=options.memory, pattern="disjoint", seed=1, late_rom=1, traced=False, fetch=fetch,
               destination_options=() if counted else (*TRACE, "-D", trace_log)) as pair:
         src, dst = pair.sides
         uri = postcopy.uri_of(place, "unix")
