@@ -115,10 +115,9 @@ static void info_postcopy_fetch(Monitor *mon, const MigrationInfo *info)
     for (PostcopyFetchStatsList *l = fetch->channels; l; l = l->next) {
         monitor_printf(mon, "postcopy fetch channel %u: requests %" PRIu64
                        ", pages %" PRIu64 ", zero pages %" PRIu64
-                       ", frames %" PRIu64 ", along %" PRIu64 "\n", n++,
+                       ", frames %" PRIu64 "\n", n++,
                        l->value->requests, l->value->pages,
-                       l->value->zero_pages, l->value->frames,
-                       l->value->along);
+                       l->value->zero_pages, l->value->frames);
     }
 }
 

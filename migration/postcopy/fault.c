@@ -178,17 +178,6 @@ static void postcopy_fault_receive(MigrationIncomingState *mis,
     }
 }
 
-/* Returns whether the page itself has been requested, if that was to be done */
-static bool postcopy_fault_request_ahead(MigrationIncomingState *mis,
-                                         PostcopyPage *page,
-                                         const PostcopyFault *fault,
-                                         PostcopyPageState state)
-{
-    return postcopy_fault_fetches(mis) &&
-           postcopy_fetch_ahead(mis, page, fault,
-                                state == POSTCOPY_PAGE_REQUEST);
-}
-
 bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
                          const PostcopyFault *fault)
 {
@@ -200,8 +189,7 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
     if (state == POSTCOPY_PAGE_RECEIVED) {
         return true;
     }
-    if (!postcopy_fault_request_ahead(mis, &missed, fault, state) &&
-        state == POSTCOPY_PAGE_REQUEST) {
+    if (state == POSTCOPY_PAGE_REQUEST) {
         /* If it cannot be sent, recovery sends it */
         postcopy_fault_request(mis, &missed, fault->more);
     }
@@ -265,7 +253,7 @@ static void postcopy_fault_request_around(MigrationIncomingState *mis,
         return;
     }
     first.channel = page->channel;
-    mask = postcopy_requests_ahead(mis->postcopy->requests, &first, 1,
+    mask = postcopy_requests_ahead(mis->postcopy->requests, &first,
                                    (end - first.start) / page->size);
     trace_postcopy_fault_around(qemu_ram_get_idstr(page->rb), page->start,
                                 first.start, mask);
@@ -313,8 +301,7 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
         return state;
     }
     migration_inject_hold("postcopy-exit");
-    if (!postcopy_fault_request_ahead(mis, &missed, &fault, state) &&
-        state == POSTCOPY_PAGE_REQUEST) {
+    if (state == POSTCOPY_PAGE_REQUEST) {
         postcopy_fault_send(mis, &missed, send);
     }
     /* What is read while one page is waited for is one channel's */

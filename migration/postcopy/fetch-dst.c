@@ -18,7 +18,6 @@
 #include "qapi/util.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
-#include "hw/boards.h"
 #include "io/channel-socket.h"
 #include "migration/options.h"
 #include "migration/qemu-file.h"
@@ -62,34 +61,25 @@ unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
     return (region >> 32) % n;
 }
 
-int postcopy_fetch_send_request(MigrationIncomingState *mis, unsigned channel,
-                                const PostcopyFrame *request, bool more)
-{
-    PostcopyFetch *fetch = mis->postcopy->fetch;
-    PostcopyFetchChannel *ch = &fetch->channels[channel];
-
-    QEMU_LOCK_GUARD(&ch->lock);
-    if (!ch->active) {
-        return -EIO;
-    }
-    stat64_add(&fetch->counts[channel].requests, 1);
-    postcopy_frame_put(ch->out, request, &ch->last);
-    return more ? 0 : qemu_fflush(ch->out);
-}
-
 static int postcopy_fetch_request(MigrationIncomingState *mis,
                                   const PostcopyPage *page, bool more)
 {
-    PostcopyFetchChannel *ch = &mis->postcopy->fetch->channels[page->channel];
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+    PostcopyFetchChannel *ch = &fetch->channels[page->channel];
     PostcopyFrame request = {
         .type = POSTCOPY_FRAME_REQUEST,
         .rb = page->rb,
         .offset = page->start,
         .length = page->size,
-        .along = page->alone ? 0 : qatomic_read(&ch->along),
     };
 
-    return postcopy_fetch_send_request(mis, page->channel, &request, more);
+    QEMU_LOCK_GUARD(&ch->lock);
+    if (!ch->active) {
+        return -EIO;
+    }
+    stat64_add(&fetch->counts[page->channel].requests, 1);
+    postcopy_frame_put(ch->out, &request, &ch->last);
+    return more ? 0 : qemu_fflush(ch->out);
 }
 
 static void postcopy_fetch_flush(MigrationIncomingState *mis)
@@ -161,7 +151,6 @@ void postcopy_fetch_fill_counts(MigrationInfo *info,
         stats->pages = stat64_get(&counts[i].pages);
         stats->zero_pages = stat64_get(&counts[i].zero_pages);
         stats->frames = stat64_get(&counts[i].frames);
-        stats->along = stat64_get(&counts[i].along);
         QAPI_LIST_APPEND(list, stats);
     }
 }
@@ -322,11 +311,6 @@ bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
                    "fetch channels", fetch->n);
         return false;
     }
-    if (fetch->n && !fetch->ahead) {
-        unsigned max_cpus = MACHINE(qdev_get_machine())->smp.max_cpus;
-
-        fetch->ahead = postcopy_fetch_ahead_new(max_cpus);
-    }
     for (unsigned i = 0; i < fetch->n; i++) {
         PostcopyFetchChannel *ch = &fetch->channels[i];
         g_autofree char *name = g_strdup_printf("mig/dst/fetch%u", i);
@@ -334,8 +318,6 @@ bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
 
         ch->frame = (PostcopyFrame) { };
         ch->more = ch->ended = ch->failed = false;
-        ch->round_trip_ns = INT64_MAX;
-        qatomic_set(&ch->along, 0);
         /* What TLS has read already, poll() does not know of */
         postcopy_turn_start(&ch->turn,
                             object_dynamic_cast(OBJECT(ioc),

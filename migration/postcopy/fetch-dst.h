@@ -37,24 +37,13 @@ typedef struct PostcopyFetchChannel {
     bool ended;
     /* There was an error in what came, which has been reported */
     bool failed;
-    /* From a request to its answer, the least so far; INT64_MAX: none */
-    int64_t round_trip_ns;
-    /*
-     * Host pages that may go along with an answer, by that.  Atomic: who sends
-     * a request reads it without the turn.
-     */
-    unsigned along;
 } PostcopyFetchChannel;
-
-typedef struct PostcopyFetchAhead PostcopyFetchAhead;
 
 struct PostcopyFetch {
     /* How many are in use; written by postcopy_fetch_latch() alone */
     unsigned n;
     PostcopyFetchChannel channels[POSTCOPY_FETCH_CHANNELS_MAX];
     PostcopyFetchCounts counts[POSTCOPY_FETCH_CHANNELS_MAX];
-    /* Made when channels are used for the first time; never freed */
-    PostcopyFetchAhead *ahead;
     /* Atomic: threads read until the end */
     bool ending;
     /*
@@ -66,17 +55,6 @@ struct PostcopyFetch {
     unsigned ended;
     QemuCond changed;
 };
-
-/* Of prefetch.c, for vCPUs with indices below @cpus */
-PostcopyFetchAhead *postcopy_fetch_ahead_new(unsigned cpus);
-
-/*
- * Of fetch-dst.c: send @request on @channel, or with @more put it into the
- * buffer until the next one is sent there.  Returns 0, or negative errno:
- * recovery requests what is outstanding.
- */
-int postcopy_fetch_send_request(MigrationIncomingState *mis, unsigned channel,
-                                const PostcopyFrame *request, bool more);
 
 /* Of fetch-receive.c */
 

@@ -22,14 +22,6 @@
 #include "receive.h"
 #include "trace.h"
 
-/*
- * So many ns of a round trip let one host page more go along with an answer:
- * four times what a link of 1 Gbit/s needs for 4 KiB.  So the next request
- * waits behind such pages for a quarter of a round trip at most, and there are
- * none where requests are answered at once.
- */
-#define POSTCOPY_FETCH_ALONG_NS (4 * 33 * SCALE_US)
-
 /* A huge page.  Its parts pass the QEMUFile's buffer. */
 static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
                                        const PostcopyPage *page, bool zero)
@@ -45,7 +37,7 @@ static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
     if (ret) {
         return ret;
     }
-    if (!tmp->drop && !tmp->asked && ch->frame.type == POSTCOPY_FRAME_PAGES) {
+    if (!tmp->drop && !tmp->asked && !zero) {
         return postcopy_receive_unasked(page);
     }
     if (!zero) {
@@ -62,9 +54,7 @@ static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
                                         const PostcopyPage *page, bool zero,
                                         unsigned *n)
 {
-    bool answer = ch->frame.type == POSTCOPY_FRAME_PAGES;
     uint8_t *data = NULL;
-    int ret;
 
     if (!zero) {
         *n = MIN(*n, qemu_file_buffered(ch->in) / page->size);
@@ -72,13 +62,7 @@ static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
         /* What data points to stays until the next byte is read */
         qemu_file_skip(ch->in, *n * page->size);
     }
-    ret = postcopy_receive_pages(ch->mis, page, *n, data,
-                                 answer ? &ch->round_trip_ns : NULL);
-    if (answer && ch->round_trip_ns != INT64_MAX) {
-        qatomic_set(&ch->along, MIN(ch->round_trip_ns / POSTCOPY_FETCH_ALONG_NS,
-                                    POSTCOPY_FETCH_ALONG_MAX));
-    }
-    return ret;
+    return postcopy_receive_pages(ch->mis, page, *n, data, !zero);
 }
 
 static bool postcopy_fetch_is_huge(const PostcopyFrame *frame)
@@ -103,9 +87,6 @@ static unsigned postcopy_fetch_receive_pages(PostcopyFetchChannel *ch)
         ch->failed = postcopy_fetch_receive_small(ch, &page, zero, &n);
     }
     stat64_add(zero ? &counts->zero_pages : &counts->pages, n);
-    if (frame->type == POSTCOPY_FRAME_ALONG) {
-        stat64_add(&counts->along, n);
-    }
     frame->offset += n * page.size;
     frame->length -= n * page.size;
     return n;
@@ -131,7 +112,7 @@ static void postcopy_fetch_receive_frame(PostcopyFetchChannel *ch)
     }
     trace_postcopy_fetch_receive(ch->id, frame->type, frame->offset,
                                  frame->length);
-    ch->more = frame->along;
+    ch->more = frame->more;
     if (ch->ended) {
         error_report("postcopy: fetch channel %u: a frame of type %u "
                      "behind the end", ch->id, frame->type);

@@ -43,11 +43,9 @@
 
 /*
  * Around a page that was requested, zeros are looked for: in bytes, aligned.
- * While the destination places them, the guest misses the next page: more of
- * them where an answer takes longer than that.
+ * While the destination places them, the guest misses the next page.
  */
 #define POSTCOPY_FETCH_ZEROS (64 * KiB)
-#define POSTCOPY_FETCH_ZEROS_ALONG (256 * KiB)
 
 typedef struct PostcopyFetchSource {
     MigrationState *s;
@@ -298,27 +296,25 @@ static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
 }
 
 /*
- * Pages that are in no bitmap any more.  @more: those that come next are not
- * requested.  With the channel's lock.
+ * Pages that are in no bitmap any more.  @more: frames follow whose pages were
+ * not requested.  With the channel's lock.
  */
-static void postcopy_fetch_put_alike(PostcopyFetchSource *ch,
-                                     PostcopyFrameType type, RAMBlock *rb,
+static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
                                      ram_addr_t start, ram_addr_t length,
-                                     bool more)
+                                     bool zero, bool more)
 {
     PostcopyFrame frame = {
-        .type = type,
+        .type = zero ? POSTCOPY_FRAME_ZERO : POSTCOPY_FRAME_PAGES,
         .rb = rb,
         .offset = start,
         .length = length,
-        .along = more,
+        .more = more,
     };
-    bool zero = type == POSTCOPY_FRAME_ZERO;
     PostcopyFetchCounts *counts = &ch->s->postcopy->counts[ch->id];
     bool release = migrate_release_ram() && migration_in_postcopy();
     uint64_t pages = length / qemu_target_page_size();
 
-    trace_postcopy_fetch_send(ch->id, type, rb->idstr, start, length);
+    trace_postcopy_fetch_send(ch->id, frame.type, rb->idstr, start, length);
     postcopy_frame_put(ch->out, &frame, &ch->last);
     stat64_add(&counts->frames, 1);
     if (zero) {
@@ -330,54 +326,39 @@ static void postcopy_fetch_put_alike(PostcopyFetchSource *ch,
     } else {
         stat64_add(&mig_stats.normal_pages, pages);
         stat64_add(&counts->pages, length / qemu_ram_pagesize(rb));
-        if (type == POSTCOPY_FRAME_ALONG) {
-            stat64_add(&counts->along, length / qemu_ram_pagesize(rb));
-        }
         ram_transferred_add(length);
         ch->unsent += length;
         qemu_put_buffer_async(ch->out, rb->host + start, length, release);
     }
 }
 
-/*
- * The same, of @type unless they are zeros.  Returns whether any of them was
- * all zeros.
- */
-static bool postcopy_fetch_put(PostcopyFetchSource *ch, PostcopyFrameType type,
-                               RAMBlock *rb, ram_addr_t start, ram_addr_t end,
-                               bool more)
+/* The same, of what was requested.  Returns whether any page is all zeros. */
+static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
+                               ram_addr_t start, ram_addr_t end, bool more)
 {
-    bool zeros = false;
-
     while (start < end) {
         bool zero;
         ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
 
-        zeros |= zero;
-        /* Others are looked for around zeros that were requested */
-        more |= zero && type == POSTCOPY_FRAME_PAGES;
-        postcopy_fetch_put_alike(ch, zero ? POSTCOPY_FRAME_ZERO : type, rb,
-                                 start, length,
-                                 more || (type == POSTCOPY_FRAME_ALONG &&
-                                          start + length < end));
+        /* Others are looked for around zeros */
+        more |= zero;
+        postcopy_fetch_put_alike(ch, rb, start, length, zero, more);
         start += length;
     }
-    return zeros;
+    return more;
 }
 
 /*
  * Pages of zeros are sent unasked if they lie around one that was requested:
- * a frame of 20 bytes saves a fault for each.  They seldom lie alone, so that
- * nobody looks for them around pages of data.  @more as above.  With the
- * channel's lock.
+ * a frame of 16 bytes saves a fault for each.  They seldom lie alone, so that
+ * nobody looks for them around pages of data.  With the channel's lock.
  */
 static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
-                                     ram_addr_t near, ram_addr_t window,
-                                     bool more)
+                                     ram_addr_t near)
 {
     size_t size = qemu_ram_pagesize(rb);
-    ram_addr_t begin = ROUND_DOWN(near, window);
-    ram_addr_t end = MIN(begin + window, rb->used_length);
+    ram_addr_t begin = ROUND_DOWN(near, POSTCOPY_FETCH_ZEROS);
+    ram_addr_t end = MIN(begin + POSTCOPY_FETCH_ZEROS, rb->used_length);
     /* A page that is larger, or not all in the block, is nobody's neighbour */
     unsigned n = (end - begin) / size;
     uint64_t mask;
@@ -398,35 +379,10 @@ static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
         end = at + pages * size;
         /* What another thread has sent since is left out */
         while (at < end && ram_claim_host_pages(rb, &at, end, &behind)) {
-            postcopy_fetch_put_alike(ch, POSTCOPY_FRAME_ZERO, rb, at,
-                                     behind - at, mask || behind < end || more);
+            postcopy_fetch_put_alike(ch, rb, at, behind - at, true,
+                                     mask || behind < end);
             at = behind;
         }
-    }
-}
-
-/*
- * @n pages that the guest misses next, as likely as any: what the background
- * would send behind @at.  All pages are sent once, so that this costs no bytes;
- * but it saves a round trip for each that is missed.  With the channel's lock.
- */
-static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
-                                     ram_addr_t at, unsigned n)
-{
-    ram_addr_t end;
-    bool more = n && ram_claim_next_host_pages(&rb, &at, n, &end);
-
-    while (more) {
-        RAMBlock *run_rb = rb;
-        ram_addr_t run = at, run_end = end;
-
-        /* The next run is taken before this one is sent, which tells of it */
-        n -= (run_end - run) / qemu_ram_pagesize(rb);
-        at = run_end;
-        more = n && !qemu_file_get_error(ch->out) &&
-               ram_claim_next_host_pages(&rb, &at, n, &end);
-        postcopy_fetch_put(ch, POSTCOPY_FRAME_ALONG, run_rb, run, run_end,
-                           more);
     }
 }
 
@@ -444,35 +400,20 @@ static int postcopy_fetch_flush(PostcopyFetchSource *ch)
 static int postcopy_fetch_serve(PostcopyFetchSource *ch,
                                 const PostcopyFrame *frame, bool more)
 {
-    /* Who waits for the next answer does not wait for what goes along */
-    unsigned along = more ? 0 : MIN(frame->along, POSTCOPY_FETCH_ALONG_MAX);
-    ram_addr_t start = frame->offset, behind = 0;
+    ram_addr_t at = frame->offset, end = at + frame->length, run_end;
     bool zeros = false;
 
     QEMU_LOCK_GUARD(&ch->lock);
-    if (along && !ram_has_next_host_pages(frame->rb, start + frame->length)) {
-        along = 0;
-    }
-    for (unsigned i = 0; i <= frame->more; i++, start += frame->step) {
-        ram_addr_t at = start, end = start + frame->length, run_end;
-
-        while (at < end && !qemu_file_get_error(ch->out) &&
-               ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
-            zeros |= postcopy_fetch_put(ch, POSTCOPY_FRAME_PAGES, frame->rb, at,
-                                        run_end, along || zeros);
-            at = behind = run_end;
-        }
+    while (at < end && !qemu_file_get_error(ch->out) &&
+           ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
+        zeros |= postcopy_fetch_put(ch, frame->rb, at, run_end, zeros);
+        at = run_end;
     }
     if (more && !zeros && ch->unsent < POSTCOPY_FETCH_BATCH) {
         return qemu_file_get_error(ch->out);
     }
     if (!postcopy_fetch_flush(ch) && zeros) {
-        postcopy_fetch_put_zeros(ch, frame->rb, frame->offset,
-                                 frame->along ? POSTCOPY_FETCH_ZEROS_ALONG
-                                              : POSTCOPY_FETCH_ZEROS, along);
-    }
-    if (behind) {
-        postcopy_fetch_put_along(ch, frame->rb, behind, along);
+        postcopy_fetch_put_zeros(ch, frame->rb, frame->offset);
     }
     return postcopy_fetch_flush(ch);
 }
@@ -511,11 +452,10 @@ static void *postcopy_fetch_source_thread(void *opaque)
                        MigrationStatus_str(ch->s->state));
             break;
         }
-        stat64_add(&mig_stats.postcopy_requests, (frame.more + 1) *
+        stat64_add(&mig_stats.postcopy_requests,
                    frame.length / qemu_ram_pagesize(frame.rb));
         trace_postcopy_fetch_request(ch->id, frame.rb->idstr, frame.offset,
-                                     frame.length, frame.more, frame.step,
-                                     frame.along);
+                                     frame.length);
         if (postcopy_fetch_serve(ch, &frame,
                                  postcopy_frame_is_there(ch->in))) {
             qemu_file_get_error_obj(ch->out, &err);

@@ -17,15 +17,14 @@ typedef struct QEMU_PACKED PostcopyFrameHeader {
     uint8_t type;
     /* 0: the same block as in the frame before */
     uint8_t name_length;
-    uint8_t along;
     uint8_t more;
+    uint8_t zero;
     uint32_t length;
     uint64_t offset;
-    uint32_t step;
 } PostcopyFrameHeader;
 
 QEMU_BUILD_BUG_ON(sizeof(PostcopyHello) != 12);
-QEMU_BUILD_BUG_ON(sizeof(PostcopyFrameHeader) != 20);
+QEMU_BUILD_BUG_ON(sizeof(PostcopyFrameHeader) != 16);
 
 PostcopyHello postcopy_hello(unsigned channels, unsigned channel)
 {
@@ -76,9 +75,7 @@ void postcopy_frame_put(QEMUFile *f, const PostcopyFrame *frame,
         .name_length = strlen(name),
         .length = cpu_to_be32(frame->length),
         .offset = cpu_to_be64(frame->offset),
-        .along = frame->along,
         .more = frame->more,
-        .step = cpu_to_be32(frame->step),
     };
 
     qemu_put_buffer(f, (const uint8_t *)&header, sizeof(header));
@@ -95,24 +92,15 @@ static bool postcopy_frame_check(const PostcopyFrame *frame, bool from_source,
     ram_addr_t end = from_source ? frame->rb->postcopy_length
                                  : frame->rb->used_length;
     size_t size = qemu_ram_pagesize(frame->rb);
-    uint64_t way = (uint64_t)frame->more * (frame->step < 0 ?
-                                            -(int64_t)frame->step
-                                            : frame->step);
-    uint64_t first = frame->step < 0 ? frame->offset - way : frame->offset;
 
-    /* Below the begin, first is larger than offset; neither product wraps */
-    if (!frame->length || frame->offset >= end || first > frame->offset ||
+    if (!frame->length || frame->offset >= end ||
         frame->length > end - frame->offset ||
-        (frame->step > 0 && way > end - frame->offset - frame->length) ||
-        (uint64_t)frame->length * (frame->more + 1) >
-            MAX(size, POSTCOPY_FRAME_MAX_LENGTH) ||
-        !QEMU_IS_ALIGNED(frame->offset | frame->length |
-                         (int64_t)frame->step, size)) {
+        frame->length > MAX(size, POSTCOPY_FRAME_MAX_LENGTH) ||
+        !QEMU_IS_ALIGNED(frame->offset | frame->length, size)) {
         error_setg(errp, "invalid pages: %" PRIu64 " bytes at offset 0x%" PRIx64
-                   " of %s and %u times more in steps of %" PRId32 "; it has %"
-                   PRIu64 " in pages of %zu", (uint64_t)frame->length,
-                   (uint64_t)frame->offset, frame->rb->idstr, frame->more,
-                   frame->step, (uint64_t)end, size);
+                   " of %s; it has %" PRIu64 " in pages of %zu",
+                   (uint64_t)frame->length, (uint64_t)frame->offset,
+                   frame->rb->idstr, (uint64_t)end, size);
         return false;
     }
     return true;
@@ -135,20 +123,17 @@ bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
         error_setg(errp, "an offset of more than this host's addresses have");
         return false;
     }
-    frame->along = header.along;
     frame->more = header.more;
-    frame->step = be32_to_cpu(header.step);
 
     if (from_source ? header.type < POSTCOPY_FRAME_PAGES ||
-                      header.type > POSTCOPY_FRAME_ALONG ||
-                      frame->more || frame->step
-                    : header.type != POSTCOPY_FRAME_REQUEST) {
+                      header.type > POSTCOPY_FRAME_END || header.more > 1
+                    : header.type != POSTCOPY_FRAME_REQUEST || header.more) {
         error_setg(errp, "invalid frame of type %u", header.type);
         return false;
     }
     if (header.type == POSTCOPY_FRAME_END) {
         if (header.name_length || header.length || header.offset ||
-            header.along) {
+            header.more) {
             error_setg(errp, "invalid end");
             return false;
         }

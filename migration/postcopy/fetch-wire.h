@@ -14,7 +14,7 @@
 
 /* "QPFC": a connection that begins so is a fetch channel */
 #define POSTCOPY_HELLO_MAGIC 0x51504643
-#define POSTCOPY_HELLO_VERSION 2
+#define POSTCOPY_HELLO_VERSION 3
 
 /* The first that each side says.  Big endian. */
 typedef struct QEMU_PACKED PostcopyHello {
@@ -26,7 +26,7 @@ typedef struct QEMU_PACKED PostcopyHello {
     uint16_t zero;
 } PostcopyHello;
 
-/* In bytes, of whole host pages with all pieces; one host page may be larger */
+/* In bytes, of whole host pages; one host page may be larger */
 #define POSTCOPY_FRAME_MAX_LENGTH (1u << 20)
 
 typedef enum PostcopyFrameType {
@@ -38,8 +38,6 @@ typedef enum PostcopyFrameType {
     POSTCOPY_FRAME_ZERO = 3,
     /* From the source: no more pages will come by this channel */
     POSTCOPY_FRAME_END = 4,
-    /* From the source: as type 2, but nobody has requested them */
-    POSTCOPY_FRAME_ALONG = 5,
 } PostcopyFrameType;
 
 typedef struct PostcopyFrame {
@@ -49,14 +47,8 @@ typedef struct PostcopyFrame {
     /* In bytes, multiples of the block's host page size */
     ram_addr_t offset;
     ram_addr_t length;
-    /*
-     * Of a request: so many host pages that are not requested may go along with
-     * the answer.  From the source: not 0 if such pages follow.
-     */
-    uint8_t along;
-    /* Of a request: so many more pieces of this length, @step bytes apart */
-    uint8_t more;
-    int32_t step;
+    /* From the source: a frame follows whose pages need not be requested */
+    bool more;
 } PostcopyFrame;
 
 PostcopyHello postcopy_hello(unsigned channels, unsigned channel);

@@ -19,16 +19,12 @@
 #include "migration/migration.h"
 #include "request.h"
 
-/* Host pages that may go along with an answer, at most */
-#define POSTCOPY_FETCH_ALONG_MAX 16
-
 /* Since a migration began, recoveries included */
 typedef struct PostcopyFetchCounts {
     Stat64 requests;
     Stat64 pages;
     Stat64 zero_pages;
     Stat64 frames;
-    Stat64 along;
 } PostcopyFetchCounts;
 
 typedef struct PostcopyFetch PostcopyFetch;
@@ -89,15 +85,6 @@ PostcopyFetch *postcopy_fetch_new(MigrationIncomingState *mis);
 /* By which channel @page is best requested now */
 unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
                                const PostcopyPage *page);
-
-/*
- * A page was missed, and has not come: request the pages that are likely to be
- * missed next, if there are any, and with them the page if @request.  Returns
- * false if nothing was requested; @page has been updated then, for the caller
- * to request it.  In the thread that has learned of the fault.
- */
-bool postcopy_fetch_ahead(MigrationIncomingState *mis, PostcopyPage *page,
-                          const PostcopyFault *fault, bool request);
 
 /* See that answers by @channel are received, though no vCPU waits */
 void postcopy_fetch_receive(MigrationIncomingState *mis, unsigned channel);

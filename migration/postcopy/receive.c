@@ -102,7 +102,7 @@ int postcopy_receive_unasked(const PostcopyPage *page)
 
 int postcopy_receive_pages(MigrationIncomingState *mis,
                            const PostcopyPage *page, unsigned n, void *data,
-                           int64_t *age_ns)
+                           bool requested)
 {
     PostcopyPage first = *page;
     bool zero = !data;
@@ -116,12 +116,8 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
 
         alike = postcopy_request_claim(mis->postcopy->requests, &first, most,
                                        zero, &claim);
-        if (!claim.drop && age_ns) {
-            if (claim.asked) {
-                *age_ns = MIN(*age_ns, get_clock() - claim.requested);
-            } else {
-                ret = postcopy_receive_unasked(&first);
-            }
+        if (!claim.drop && requested && !claim.asked) {
+            ret = postcopy_receive_unasked(&first);
         }
         if (!claim.drop && !ret) {
             ret = postcopy_receive_place(mis, &first, alike, data, claim.uffd,

@@ -42,15 +42,14 @@ int postcopy_receive_unasked(const PostcopyPage *page);
  * @page: the first one; no huge page
  * @n: how many there are, side by side
  * @data: their content, NULL for zeros
- * @age_ns: NULL if they may not have been requested.  Else they must have been,
- *     and it is lowered to the time since then, if that is less
+ * @requested: they must have been requested
  *
  * Places those that have not been received.  Returns 0, or negative errno
  * after it has reported the error: -EINVAL for a page that was not requested.
  */
 int postcopy_receive_pages(MigrationIncomingState *mis,
                            const PostcopyPage *page, unsigned n, void *data,
-                           int64_t *age_ns);
+                           bool requested);
 
 /*
  * A page that is never sent was missed: place zeros, unless another thread does

@@ -27,8 +27,7 @@ typedef struct PostcopyRequest {
     /* To be sent; in the list of these */
     bool deferred;
     QTAILQ_ENTRY(PostcopyRequest) next_deferred;
-    /* When it was requested, and first missed */
-    int64_t requested;
+    /* When it was first missed, or else requested ahead */
     int64_t since;
     QSLIST_HEAD(, PostcopyWait) waits;
     /* A thread waits in userfaultfd */
@@ -141,7 +140,7 @@ static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
         req = g_new(PostcopyRequest, 1);
     }
     *req = (PostcopyRequest) { .page = *page };
-    req->requested = req->since = get_clock();
+    req->since = get_clock();
     g_hash_table_insert(r->pages, page->host, req);
     postcopy_request_counted(r, req, 1);
     return req;
@@ -406,13 +405,13 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
 }
 
 uint64_t postcopy_requests_ahead(PostcopyRequests *r, const PostcopyPage *page,
-                                 int64_t step, unsigned n)
+                                 unsigned n)
 {
     uint64_t mask = 0;
 
     QEMU_LOCK_GUARD(&r->lock);
     for (unsigned i = 0; i < n && r->active; i++) {
-        PostcopyPage each = postcopy_page_at(page, i * step);
+        PostcopyPage each = postcopy_page_at(page, i);
         PostcopyRequest *req;
 
         if (r->ops->received(&each) ||
@@ -438,7 +437,6 @@ void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page)
         if (QTAILQ_EMPTY(&r->deferred)) {
             r->ops->deferred();
         }
-        req->page.alone = page->alone;
         req->deferred = true;
         QTAILQ_INSERT_TAIL(&r->deferred, req, next_deferred);
     }
@@ -575,7 +573,6 @@ static PostcopyClaim postcopy_claim_one(PostcopyRequests *r,
     req = claim.drop ? NULL : g_hash_table_lookup(r->pages, page->host);
     if (req) {
         claim.asked = true;
-        claim.requested = req->requested;
         claim.uffd = req->uffd;
         QSLIST_FOREACH(wait, &req->waits, next) {
             claim.vcpu |= wait->waiter != NULL;

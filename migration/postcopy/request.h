@@ -40,8 +40,6 @@ typedef struct PostcopyPage {
     size_t size;
     /* By which of several connections it is requested */
     unsigned channel;
-    /* Nothing that is not requested is to go along with it */
-    bool alone;
 } PostcopyPage;
 
 typedef struct PostcopyRequestOps {
@@ -173,14 +171,13 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
  * postcopy_requests_ahead: pages are likely to be missed soon
  *
  * @page: the first one
- * @step: to the next one, in pages; not 0
- * @n: how many there are, up to 64, all in the same block
+ * @n: how many there are, side by side, up to 64, all in the same block
  *
  * Returns which of them the caller has to request, as it does after
  * POSTCOPY_PAGE_REQUEST: bit 0 for @page, bit 1 for the next one.
  */
 uint64_t postcopy_requests_ahead(PostcopyRequests *r, const PostcopyPage *page,
-                                 int64_t step, unsigned n);
+                                 unsigned n);
 
 /* The page @n pages behind @page, or before it */
 PostcopyPage postcopy_page_at(const PostcopyPage *page, int64_t n);
@@ -227,8 +224,6 @@ typedef struct PostcopyClaim {
     bool drop;
     /* All of them were requested */
     bool asked;
-    /* When the first of them was, by get_clock(); else 0 */
-    int64_t requested;
     /*
      * A userfaultfd waiter waits for one of them: if so, let the placement
      * wake.  Waiters that come after the answer are told by

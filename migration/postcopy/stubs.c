@@ -37,7 +37,7 @@ int postcopy_receive_unasked(const PostcopyPage *page)
 
 int postcopy_receive_pages(MigrationIncomingState *mis,
                            const PostcopyPage *page, unsigned n, void *data,
-                           int64_t *age_ns)
+                           bool requested)
 {
     g_assert_not_reached();
 }

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Post-copy by fetch channels, and what can befall them."""
-import contextlib
-import queue
 import re
-import threading
 import time
 from array import array
 from dataclasses import replace
@@ -14,11 +11,9 @@ from qemu.qmp import ExecuteError
 from tests.lab import other_qemu
 from tests.lab.arches import both_interfaces, listed, on_both
 from tests.lab.backends import guest_on
-from tests.lab.fetch_proxy import ALONG, END, HEADER, HELLO_SIZE, PAGES, REQUEST, FetchWire, Frame, frames
-from tests.lab.lab import Lab
+from tests.lab.fetch_proxy import END, HEADER, HELLO_SIZE, PAGES, REQUEST, ZERO, FetchWire
 from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
-from tests.lab.paths import SANITIZED
 from tests.lab.proxy import MAIN, Close
 
 slow = pytest.mark.slow
@@ -26,15 +21,6 @@ slow = pytest.mark.slow
 
 def channels(side):
     return side.cmd("query-migrate")["postcopy-fetch"]["channels"]
-
-
-class Counts(FetchWire):
-    along = 0           # pages that no request was for
-
-    def frame(self, frame, send):
-        if frame.type == ALONG:
-            self.along += frame.length // 4096
-        send(frame.pack())
 
 
 class Requests(FetchWire):
@@ -66,61 +52,15 @@ class Holds(Requests):
             send(data)
 
 
-class Asks(Requests):
-    """Each request lets so many pages go along, whatever the destination said."""
-    along = 64
-
-    def request(self, number, data, send):
-        send(data[:2] + bytes([self.along]) + data[3:])
-
-
-class SmallOnes(Asks):
-    longest = 0         # of what no request was for, in bytes
+class LateZeros(FetchWire):
+    """Those around a page that was requested come when nobody waits for that page any more."""
+    more = 0
 
     def frame(self, frame, send):
-        if frame.type == ALONG:
-            self.longest = max(self.longest, frame.length)
+        if self.more and frame.type == ZERO:
+            time.sleep(0.02)
+        self.more = frame.more
         send(frame.pack())
-
-
-class Splits(Asks):
-    """A few pages go along with each answer, and come together with it, but for the last half of the last one."""
-    along = 3
-
-    def _fetch(self, a, b):
-        come: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        sender = threading.Thread(target=self._split, args=(come, b.sendall))
-        with a.makefile("rb") as stream:
-            b.sendall(stream.read(HELLO_SIZE))
-            sender.start()
-            for frame in frames(stream):
-                come.put(frame)
-            come.put(None)
-            sender.join()
-
-    @staticmethod
-    def _split(come, send):
-        kept = b""
-        # The connection ends in the midst of it
-        with contextlib.suppress(OSError):
-            while True:
-                try:
-                    frame = come.get(timeout=0.1 if kept else None)
-                except queue.Empty:
-                    send(kept)
-                    kept = b""
-                    continue
-                if not frame:
-                    send(kept)
-                    return
-                kept += frame.pack()
-                if not frame.along:
-                    rest = frame.length // 2 if frame.type == ALONG else 0
-                    send(kept[:len(kept) - rest])
-                    if rest:
-                        time.sleep(0.02)
-                        send(kept[-rest:])
-                    kept = b""
 
 
 def assert_same(source, destination, unread=0.5):
@@ -177,10 +117,8 @@ def test_few_pages(lab, exits):
     """While few are outstanding, one channel does all the work."""
     with Pair(lab, exits=exits, fetch=4, cpus=1, pattern="disjoint", mem=8) as pair:
         pair.midst(bandwidth=64 << 10)
-        # When the guest starts, it reads tables in steps: pages are requested ahead, some at a time.
         before, requests = channels(pair.destination), pair.faults()["requests"]
-        # With answers that take long, so many pages go along that there are less requests.
-        until(lambda: (f := pair.faults())["requests"] > requests + 100 or f["copied-bytes"] > 6 * MIB, "requests")
+        until(lambda: pair.faults()["requests"] > requests + 100, "requests")
         after = channels(pair.destination)
         print(before, after, pair.faults())
         first, *others = ({key: a[key] - b[key] for key in a} for a, b in zip(after, before, strict=True))
@@ -189,93 +127,18 @@ def test_few_pages(lab, exits):
         pair.finish_fast()
 
 
-@on_both("pattern, exits", [
-    ("sequential", "on"),
-    pytest.param("sequential", "off", marks=slow),
-    pytest.param("disjoint", "on", marks=slow),
-])
-def test_ahead(lab, pattern, exits):
-    """Faults in steps ask ahead, and so miss less; random ones do not."""
-    with Pair(lab, exits=exits, fetch=4, pattern=pattern, mem=16) as pair:
-        pair.midst(bandwidth=64 << 10)
-        until(lambda: pair.faults()["copied-bytes"] > 8 * MIB, "half of the pages")
-        faults = pair.faults()
-        fetch = pair.destination.cmd("query-migrate")["postcopy-fetch"]
-        print(faults, fetch)
-        missed = faults["exits"] + faults["uffd"]
-        if pattern == "disjoint":
-            # Of the guest's first steps, before it touches pages at random
-            assert faults["ahead"] < 8 * MIB / 4096 / 50
-        else:
-            assert faults["ahead"] > 4 * missed
-            assert faults["ahead-missed"] < faults["ahead"] / 10
-        assert "requested ahead: " in pair.destination.hmp("info migrate")
-        pair.finish_fast()
-
-
-@on_both("pattern, exits", [
-    ("disjoint", "on"),
-    *(pytest.param(pattern, exits, marks=slow)
-      for pattern, exits in (("disjoint", "off"), ("sequential", "on"), ("strided", "on"))),
-], quick=[])
-def test_along(lab, pattern, exits):
-    """With answers that take long, other pages go along; but not where they would hide a step from one to the next."""
-    with Pair(lab, exits=exits, fetch=2, pattern=pattern, mem=16) as pair:
-        between = wire(pair, Counts)
-        pair.midst(between.uri, bandwidth=64 << 10)
-        until(lambda: pair.faults()["copied-bytes"] > 4 * MIB, "pages")
-        counts = channels(pair.destination)
-        along, requests = (sum(c[key] for c in counts) for key in ("along", "requests"))
-        print(counts, pair.faults())
-        if pattern in ("sequential", "strided"):
-            # Until a step is seen, up to 64 pages go along with an answer.
-            assert SANITIZED or along < pair.faults()["ahead"] / 2
-        else:
-            assert along > 2 * requests
-        pair.finish_fast()
-        here, there = channels(pair.destination), channels(pair.source)
-        assert_same(there, here)
-        assert sum(c["along"] for c in here) == between.along
-
-
 @on_both()
-def test_huge_pages_do_not_go_along(lab):
-    """But those of the firmware, which are small, may."""
-    with Pair(lab, exits="on", fetch=1, **guest_on("hugetlb")) as pair:
-        between = wire(pair, SmallOnes)
-        pair.postcopy(between.uri, bandwidth=8 * MIB)
-        pair.finish()
-        print(channels(pair.destination))
-        assert between.longest < 2 * MIB
-
-
-@on_both()
-def test_rest_of_what_goes_along(lab):
+def test_rest_of_an_answer(lab):
     """It comes when the guest waits for nothing any more, and is read nevertheless: not by who misses the next page."""
-    with Pair(lab, exits="on", fetch=1, cpus=1, pattern="disjoint", mem=16, rest=1000) as pair:
-        pair.postcopy(wire(pair, Splits).uri, bandwidth=64 << 10)
-        until(lambda: channels(pair.source)[0]["along"] > 10, "pages go along")
+    with Pair(lab, exits="on", fetch=1, cpus=1, pattern="zerowrite", zero=90, mem=16, rest=1000) as pair:
+        pair.postcopy(wire(pair, LateZeros).uri, bandwidth=64 << 10)
+        until(lambda: channels(pair.source)[0]["zero-pages"] > 10, "zeros come")
         seen = []
         for _ in range(40):
             time.sleep(0.25)
             seen.append(channels(pair.source) == channels(pair.destination))
         print(seen)
         assert seen.count(True) > 10
-
-
-@pytest.mark.timeout(600)
-@slow
-def test_hardly_any_go_along_with_fast_answers():
-    """In a lab whose processor is as fast as the network, and has other work, behind which some answers are slow."""
-    with Lab(name="fetch-icount", icount=True) as lab, Pair(lab, exits="on", fetch=2, cpus=1, pattern="disjoint",
-                                                            mem=16) as pair:
-        pair.postcopy()
-        pair.finish_fast()
-        counts = channels(pair.destination)
-        requests, along = (sum(c[kind] for c in counts) for kind in ("requests", "along"))
-        print(counts)
-        # A sanitizer makes the answers slow.
-        assert SANITIZED or (requests > 100 and along < 0.1 * requests)
 
 
 def test_beside_preempt(lab):
@@ -452,7 +315,7 @@ LIES = {
     "no-block": (lambda frame, send: send(replace(frame, name=b"nothing").pack()), "no block 'nothing'"),
     "type": (lambda frame, send: send(replace(frame, type=9).pack()), "invalid frame of type 9"),
     "request": (lambda frame, send: send(replace(frame, type=REQUEST).pack()), "invalid frame of type 1"),
-    "end": (lambda frame, send: send(replace(frame, type=END, name=b"", along=0, length=0, offset=0, body=b"").pack()),
+    "end": (lambda frame, send: send(replace(frame, type=END, name=b"", more=0, length=0, offset=0, body=b"").pack()),
             "behind the end"),
     "short": (short, "paused"),
 }

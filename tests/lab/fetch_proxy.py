@@ -10,8 +10,8 @@ from typing import Any
 from tests.lab.proxy import MAIN, Copy, Send, Wire
 
 HELLO_SIZE = 12
-HEADER = struct.Struct(">BBBBIQi")   # type, length of the name, pages along, pieces, length, offset, step
-REQUEST, PAGES, ZERO, END, ALONG = range(1, 6)
+HEADER = struct.Struct(">BBBBIQ")    # type, length of the name, more, 0, length, offset
+REQUEST, PAGES, ZERO, END = range(1, 5)
 
 
 @dataclass
@@ -21,18 +21,18 @@ class Frame:
     length: int
     offset: int
     body: bytes = b""
-    along: int = 0  # pages that may follow unasked
+    more: int = 0   # a frame follows whose pages need not be requested
 
     def pack(self) -> bytes:
-        head = HEADER.pack(self.type, len(self.name), self.along, 0, self.length, self.offset, 0)
+        head = HEADER.pack(self.type, len(self.name), self.more, 0, self.length, self.offset)
         return head + self.name + self.body
 
 
 def frames(stream: BufferedReader) -> Iterator[Frame]:
     while len(head := stream.read(HEADER.size)) == HEADER.size:
-        kind, name_length, along, _, length, offset, _ = HEADER.unpack(head)
+        kind, name_length, more, _, length, offset = HEADER.unpack(head)
         name = stream.read(name_length)
-        yield Frame(kind, name, length, offset, stream.read(length) if kind in (PAGES, ALONG) else b"", along)
+        yield Frame(kind, name, length, offset, stream.read(length) if kind == PAGES else b"", more)
 
 
 class FetchWire(Wire):

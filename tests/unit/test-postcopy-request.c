@@ -409,21 +409,17 @@ static void test_stop_wakes(void)
 static void test_ahead(void)
 {
     g_autoptr(PostcopyRequests) r = setup();
-    PostcopyPage first = page_of(8), missed = page_of(10);
+    PostcopyPage first = page_of(8);
     PostcopyFaultStats counts;
     g_autoptr(GArray) list = NULL;
     PostcopyOldest oldest;
-    PostcopyClaim claimed;
-    int64_t requested;
 
     complete(r, 9);
     begin(r, 11, NULL);
-    g_assert_cmphex(postcopy_requests_ahead(r, &first, 1, 5), ==, 0x15);
+    g_assert_cmphex(postcopy_requests_ahead(r, &first, 5), ==, 0x15);
     g_assert_cmpuint(outstanding(r, &oldest), ==, 4);
     g_assert_cmpuint(oldest.page.start, ==, 11 * PAGE);
 
-    requested = get_clock();
-    g_usleep(1000);
     g_assert_cmpint(begin(r, 10, NULL), ==, POSTCOPY_PAGE_REQUESTED);
     list = postcopy_requests_list(r);
     g_assert_cmpuint(list->len, ==, 4);
@@ -437,9 +433,6 @@ static void test_ahead(void)
     g_assert_cmpuint(counts.ahead, ==, 3);
     g_assert_cmpuint(counts.ahead_missed, ==, 1);
 
-    /* The round trip is not the time for which somebody waits */
-    postcopy_request_claim(r, &missed, 1, false, &claimed);
-    g_assert_cmpint(claimed.requested, <=, requested);
     complete(r, 10);
     complete(r, 11);
     g_assert_false(postcopy_requests_wait_empty(r, 1));
