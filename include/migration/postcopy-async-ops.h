@@ -34,10 +34,12 @@ typedef enum PostcopyAsyncRefusal {
 
 /* Of functions with a @cpu: called in its thread, without the BQL */
 typedef struct PostcopyAsyncOps {
-    /* Follow what guests say of async page faults.  With the BQL. */
+    /*
+     * Follow what guests say of async page faults, from now on.  May wait for
+     * all that use KVM's memory slots; not if it has done so before.  With the
+     * BQL.
+     */
     bool (*start)(Error **errp);
-    /* No guest knows a token any more.  Once; any thread, without the BQL. */
-    void (*stop)(void);
 
     /* The same on all hosts, at most POSTCOPY_ASYNC_MAX_ID */
     unsigned (*id)(CPUState *cpu);

@@ -56,21 +56,27 @@ PostcopyAsyncVCPU *postcopy_async_vcpu(CPUState *cpu)
     return &a->vcpus[cpu->cpu_index];
 }
 
-void postcopy_async_start(MigrationIncomingState *mis)
+bool postcopy_async_prepare(void)
 {
-    struct PostcopyAsync *a = mis->postcopy->async;
     g_autoptr(Error) err = NULL;
 
     if (!async_ops) {
         trace_postcopy_async_off("architecture");
-        return;
-    }
-    if (migrate_postcopy_async_pf() == POSTCOPY_ASYNC_PF_OFF) {
+    } else if (migrate_postcopy_async_pf() == POSTCOPY_ASYNC_PF_OFF) {
         trace_postcopy_async_off("parameter");
-        return;
-    }
-    if (!async_ops->start(&err)) {
+    } else if (!async_ops->start(&err)) {
         trace_postcopy_async_off(error_get_pretty(err));
+    } else {
+        return true;
+    }
+    return false;
+}
+
+void postcopy_async_start(MigrationIncomingState *mis)
+{
+    struct PostcopyAsync *a = mis->postcopy->async;
+
+    if (!postcopy_async_prepare()) {
         return;
     }
     if (!a) {
@@ -101,7 +107,6 @@ void postcopy_async_drained(void)
     if (qatomic_cmpxchg(&a->state, ASYNC_DRAINING, ASYNC_OFF) ==
         ASYNC_DRAINING) {
         trace_postcopy_async_drained();
-        async_ops->stop();
     }
 }
 

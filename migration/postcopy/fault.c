@@ -433,10 +433,17 @@ bool postcopy_fault_exits_check(Error **errp)
     ERRP_GUARD();
     g_autoptr(Error) err = NULL;
 
+    if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF) {
+        return true;
+    }
     /* Here also for "auto": the blackout has no time for the first look */
-    if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF ||
-        postcopy_fault_exits_available(&err) ||
-        migrate_postcopy_fault_exits() == ON_OFF_AUTO_AUTO) {
+    if (postcopy_fault_exits_available(&err)) {
+        if (migrate_postcopy_ram()) {
+            postcopy_async_prepare();
+        }
+        return true;
+    }
+    if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_AUTO) {
         return true;
     }
     error_propagate(errp, g_steal_pointer(&err));

@@ -16,8 +16,9 @@ void postcopy_fault_init(MigrationIncomingState *mis);
 
 /*
  * Look whether exits can be had, and fail if postcopy-fault-exits=on asks for
- * them in vain.  Called before the stream begins, so that a failure costs
- * nothing but this QEMU, and once more before the first page.  With the BQL.
+ * them in vain; if they can, do what would take time in the blackout.  Called
+ * before the stream begins, so that a failure costs nothing but this QEMU, and
+ * once more before the first page.  With the BQL.
  */
 bool postcopy_fault_exits_check(Error **errp);
 

@@ -296,8 +296,8 @@ static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
 }
 
 /*
- * Pages that are in no bitmap any more.  @more: frames follow whose pages were
- * not requested.  With the channel's lock.
+ * Pages that are in no bitmap any more.  @more: frames may follow whose pages
+ * were not requested.  With the channel's lock.
  */
 static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
                                      ram_addr_t start, ram_addr_t length,

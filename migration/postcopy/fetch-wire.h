@@ -47,7 +47,7 @@ typedef struct PostcopyFrame {
     /* In bytes, multiples of the block's host page size */
     ram_addr_t offset;
     ram_addr_t length;
-    /* From the source: a frame follows whose pages need not be requested */
+    /* From the source: a frame may follow whose pages were not requested */
     bool more;
 } PostcopyFrame;
 

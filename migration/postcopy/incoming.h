@@ -65,6 +65,12 @@ typedef enum PostcopyFaultResult {
 } PostcopyFaultResult;
 
 /*
+ * Do of postcopy_async_start() what takes time: with the BQL, while the guest
+ * still runs on the source.  Returns whether guests will be told of pages.
+ */
+bool postcopy_async_prepare(void);
+
+/*
  * Bracket the time in which vCPUs may exit for missing pages.  Start is called
  * with the BQL before any vCPU runs.
  */

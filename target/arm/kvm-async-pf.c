@@ -303,14 +303,8 @@ static bool async_pf_start(Error **errp)
     return true;
 }
 
-static void async_pf_stop(void)
-{
-    /* Calls are served always */
-}
-
 static const PostcopyAsyncOps async_pf_ops = {
     .start = async_pf_start,
-    .stop = async_pf_stop,
     .id = async_pf_id,
     .can = async_pf_can,
     .in_kernel = async_pf_in_kernel,

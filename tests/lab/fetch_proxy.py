@@ -21,7 +21,7 @@ class Frame:
     length: int
     offset: int
     body: bytes = b""
-    more: int = 0   # a frame follows whose pages need not be requested
+    more: int = 0   # a frame may follow whose pages were not requested
 
     def pack(self) -> bytes:
         head = HEADER.pack(self.type, len(self.name), self.more, 0, self.length, self.offset)

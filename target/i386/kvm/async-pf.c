@@ -406,26 +406,16 @@ static bool async_pf_start(Error **errp)
         error_setg(errp, "APIC IDs up to %u", x86ms->apic_id_limit - 1);
         return false;
     }
-    ret = kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_EN, async_pf_write_en, true);
-    if (!ret) {
-        ret = kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_ACK, async_pf_write_ack,
-                                    true);
-    }
+    ret = kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_EN, async_pf_write_en) ?:
+          kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_ACK, async_pf_write_ack);
     if (ret) {
         error_setg_errno(errp, -ret, "KVM does not filter MSRs");
     }
     return !ret;
 }
 
-static void async_pf_stop(void)
-{
-    kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_EN, async_pf_write_en, false);
-    kvm_filter_msr_writes(MSR_KVM_ASYNC_PF_ACK, async_pf_write_ack, false);
-}
-
 static const PostcopyAsyncOps async_pf_ops = {
     .start = async_pf_start,
-    .stop = async_pf_stop,
     .id = async_pf_id,
     .can = async_pf_can,
     .in_kernel = async_pf_in_kernel,

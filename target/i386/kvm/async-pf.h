@@ -23,11 +23,11 @@ void kvm_async_pf_reset(CPUState *cs);
 void kvm_async_pf_destroy(CPUState *cs);
 
 /*
- * In kvm.c: while @on, @handler is called for the guest's writes to @msr.
- * Returns a negative errno if this kernel cannot.
+ * In kvm.c: from the first call on, @handler is called for the guest's writes
+ * to @msr.  Returns a negative errno if this kernel cannot.
  */
 int kvm_filter_msr_writes(uint32_t msr,
                           bool (*handler)(X86CPU *cpu, uint32_t msr,
-                                          uint64_t val), bool on);
+                                          uint64_t val));
 
 #endif
