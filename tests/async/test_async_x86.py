@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Async page faults of x86 by their rules: a guest that counts what it is told, of each kind of fault. What Linux
 makes of them: test_async.py."""
+import re
 import time
 from typing import Any
 
@@ -171,3 +172,16 @@ def test_answers(lab):
     else:
         raise AssertionError(found)
     assert longest_answer(lab, "exits") > 1500
+
+
+def test_blackout_waits_for_no_filter(lab):
+    """KVM takes tens of milliseconds to install one."""
+    with pair_with(lab, traced=False, destination_options=["-trace", "kvm_vm_ioctl", "-trace", "loadvm_process_command",
+                                                           "-D", f"{lab.tmp}/log"]) as pair:
+        pair.postcopy()
+        pair.finish_fast()
+        log = lab.read_file(f"{lab.tmp}/log").decode()
+        [listens] = [m.start() for m in re.finditer("com=POSTCOPY_LISTEN", log)]
+        # KVM_X86_SET_MSR_FILTER: one of upstream's, and those of two MSRs
+        filters = [m.start() for m in re.finditer("kvm_vm_ioctl type 0x4[0-9a-f]{3}aec6", log)]
+        assert len(filters) == 3 and max(filters) < listens

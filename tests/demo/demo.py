@@ -191,7 +191,7 @@ def run(options):
     linked = options.compare == "stock"
     say("boot the lab")
     results, passes = [], []
-    with Lab(name=below("demo", options.arch), arch=options.arch, append=HIGHRES if linked else "",
+    with Lab(name=below("demo", options.arch), arch=options.arch, append=HIGHRES if linked else "", icount=linked,
              extra=network.programs() if linked else ()) as lab:
         say("the lab is up")
         link = network.Network(lab, DELAY_US, LINK_MBIT_PER_S) if linked else None
