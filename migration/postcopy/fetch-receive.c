@@ -10,7 +10,6 @@
 #include "qemu/osdep.h"
 #include "qemu/error-report.h"
 #include "qemu/lockable.h"
-#include "qemu/timer.h"
 #include "qapi/error.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"

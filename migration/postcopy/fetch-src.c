@@ -332,20 +332,23 @@ static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
     }
 }
 
-/* The same, of what was requested.  Returns whether any page is all zeros. */
+/*
+ * The same, of what was requested.  @zeros: whether a page before was all zeros.
+ * Returns whether one was, or is.
+ */
 static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
-                               ram_addr_t start, ram_addr_t end, bool more)
+                               ram_addr_t start, ram_addr_t end, bool zeros)
 {
     while (start < end) {
         bool zero;
         ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
 
         /* Others are looked for around zeros */
-        more |= zero;
-        postcopy_fetch_put_alike(ch, rb, start, length, zero, more);
+        zeros |= zero;
+        postcopy_fetch_put_alike(ch, rb, start, length, zero, zeros);
         start += length;
     }
-    return more;
+    return zeros;
 }
 
 /*
@@ -406,7 +409,7 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
     QEMU_LOCK_GUARD(&ch->lock);
     while (at < end && !qemu_file_get_error(ch->out) &&
            ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
-        zeros |= postcopy_fetch_put(ch, frame->rb, at, run_end, zeros);
+        zeros = postcopy_fetch_put(ch, frame->rb, at, run_end, zeros);
         at = run_end;
     }
     if (more && !zeros && ch->unsent < POSTCOPY_FETCH_BATCH) {

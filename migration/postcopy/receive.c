@@ -6,7 +6,6 @@
 
 #include "qemu/osdep.h"
 #include "qemu/error-report.h"
-#include "qemu/timer.h"
 #include "exec/ramblock.h"
 #include "migration/postcopy-ram.h"
 #include "migration/ram.h"

@@ -64,7 +64,7 @@ def migrate(lab, mode, link, options):
         boot = source.report().the("boot")
         say(f"{mode.name}: pre-copy for {PRECOPY_S} s while {boot['cpus']} vCPUs write "
             f"{boot['test_pages'] * 4 >> 10} MiB")
-        pair.start(uri, **{} if link else {"bandwidth": MAX_BANDWIDTH_BYTES_PER_S})
+        pair.start(uri, bandwidth=None if link else MAX_BANDWIDTH_BYTES_PER_S)
         time.sleep(PRECOPY_S)
         say(f"{mode.name}: post-copy")
         source.cmd("migrate-start-postcopy")
