@@ -106,7 +106,6 @@ def test_same_huge_page(place, exits, backend):
 @both_interfaces
 @on_both("exits", EXITS)
 def test_write_to_a_zero_page(place, exits, by):
-    """They cost little to send: many have come before they are touched, others are requested."""
     faults, trace = migrate(place, exits, pattern="zerowrite", zero=60)
     if exits == "off":
         assert faults["populated"] == 0
@@ -118,18 +117,15 @@ def test_write_to_a_zero_page(place, exits, by):
                 for name, text in trace if name == event]
 
     # The kernel maps its zero page read-only, which KVM exits for once more: one for which a vCPU
-    # waits is placed writable, unless it was claimed just before the vCPU asked for it.
+    # waits is placed writable, unless it was claimed just before the vCPU asked for it. Of pages that
+    # have come before, test_exit_on_present_page.py has all.
     requested = {page for page, state in pages("postcopy_fault_exit") if state == "1"}
     twice = requested & {page for page, _ in pages("postcopy_fault_populate")}
     print(f"{len(requested)} requested, {len(twice)} of them exited for twice")
+    assert len(requested) > 20 and len(twice) <= len(requested) / 20
     if by == USERFAULT:
         # Only those that came between the exit and the look at it.
-        assert len(requested) > 20 and faults["populated"] <= faults["exits"] / 20, faults
-        return
-    assert len(requested) > 20 and len(twice) <= len(requested) / 20
-    # Of those that were there, up to 16 are populated at once.
-    present = 0.6 * (8 * MIB // PAGE - len(requested))
-    assert 0 < faults["populated"] < present / 2
+        assert faults["populated"] <= faults["exits"] / 20, faults
 
 
 @both_interfaces
