@@ -21,6 +21,7 @@
 #include "qemu/timer.h"
 #include "io/channel-socket.h"
 #include "io/channel-tls.h"
+#include "exec/target_page.h"
 #include "qapi/qapi-types-migration.h"
 #include "migration/options.h"
 #include "migration/qemu-file.h"
@@ -38,6 +39,14 @@
  * on the link, but nearly as much work as another one for both QEMUs.
  */
 #define PAGE_COST       512
+
+/*
+ * Pages around a requested one go along with it that have the link or the
+ * destination busy for so long, and so many at most: a request of its own takes
+ * the processors of both sides as long
+ */
+#define ALONG_US        128
+#define ALONG_MOST      16
 
 /* Bandwidth that was not used for so many ns may be used later */
 #define BURST_NS        (2 * SCALE_MS)
@@ -125,6 +134,23 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages)
     }
     b->file_bytes = bytes;
     return b->slice_complete;
+}
+
+unsigned postcopy_background_along(MigrationState *s)
+{
+    PostcopyBackground *b = &s->postcopy->background;
+    uint64_t rate = 0;
+    unsigned pages;
+
+    WITH_QEMU_LOCK_GUARD(&b->lock) {
+        if (b->active) {
+            rate = postcopy_window_rate(&b->window);
+        }
+    }
+    pages = MIN(rate * ALONG_US / 1000000 / qemu_target_page_size(), ALONG_MOST);
+    pages = MAX(pages, 1);
+    trace_postcopy_along(pages);
+    return pages;
 }
 
 void postcopy_background_ping(MigrationState *s)

@@ -54,6 +54,12 @@ void postcopy_background_reset(MigrationState *s);
 void postcopy_background_begin(MigrationState *s);
 
 /*
+ * How many pages, side by side and one of them requested, should be sent on a
+ * channel for requests, at least 1: see ALONG_US.  Any thread.
+ */
+unsigned postcopy_background_along(MigrationState *s);
+
+/*
  * @pages target pages were sent on the main channel.  Returns whether a slice is
  * complete, so that the section should end and postcopy_background_ping() be
  * called.  Migration thread.

@@ -36,16 +36,13 @@ static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
     if (ret) {
         return ret;
     }
-    if (!tmp->drop && !tmp->asked && !zero) {
-        return postcopy_receive_unasked(page);
-    }
     if (!zero) {
         qemu_get_buffer(ch->in, tmp->buffer, page->size);
     } else if (tmp->buffer != tmp->tmp_huge_page) {
         memset(tmp->buffer, 0, page->size);
     }
     return qemu_file_get_error(ch->in) ?:
-           postcopy_receive_end(mis, tmp, page->rb, tmp->buffer);
+           postcopy_receive_end(mis, tmp, ch->in, page->rb, tmp->buffer);
 }
 
 /* Small ones: those that are in the QEMUFile's buffer, which may be none */
@@ -61,7 +58,7 @@ static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
         /* What data points to stays until the next byte is read */
         qemu_file_skip(ch->in, *n * page->size);
     }
-    return postcopy_receive_pages(ch->mis, page, *n, data, !zero);
+    return postcopy_receive_pages(ch->mis, page, *n, data);
 }
 
 static bool postcopy_fetch_is_huge(const PostcopyFrame *frame)

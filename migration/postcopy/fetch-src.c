@@ -30,6 +30,7 @@
 #include "migration/socket.h"
 #include "migration/tls.h"
 #include "migration/yank_functions.h"
+#include "background.h"
 #include "fetch-wire.h"
 #include "fetch.h"
 #include "outgoing.h"
@@ -333,60 +334,79 @@ static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
 }
 
 /*
- * The same, of what was requested.  @zeros: whether a page before was all zeros.
- * Returns whether one was, or is.
+ * The same, of whichever contents.  Returns whether there are zeros in them, in
+ * whose neighbourhood more of them are looked for.
  */
 static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
-                               ram_addr_t start, ram_addr_t end, bool zeros)
+                               ram_addr_t start, ram_addr_t end, bool more)
 {
+    bool zeros = false;
+
     while (start < end) {
         bool zero;
         ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
 
-        /* Others are looked for around zeros */
         zeros |= zero;
-        postcopy_fetch_put_alike(ch, rb, start, length, zero, zeros);
+        postcopy_fetch_put_alike(ch, rb, start, length, zero, more || zeros);
         start += length;
     }
     return zeros;
 }
 
 /*
- * Pages of zeros are sent unasked if they lie around one that was requested:
- * a frame of 16 bytes saves a fault for each.  They seldom lie alone, so that
- * nobody looks for them around pages of data.  With the channel's lock.
+ * Which pages are still to be sent in the @window, in bytes, around @near, and if
+ * @along, may go along with that one: a mask, from *@begin on
  */
-static void postcopy_fetch_put_zeros(PostcopyFetchSource *ch, RAMBlock *rb,
-                                     ram_addr_t near)
+static uint64_t postcopy_fetch_around(RAMBlock *rb, ram_addr_t near,
+                                      ram_addr_t window, bool along,
+                                      ram_addr_t *begin)
+{
+    ram_addr_t end;
+    unsigned n;
+
+    *begin = QEMU_ALIGN_DOWN(near, window);
+    end = MIN(*begin + window, rb->used_length);
+    /* A page that is larger, or not all in the block, is nobody's neighbour */
+    n = (end - *begin) / qemu_ram_pagesize(rb);
+    /* A discarded page must not be read; one that has been sent need not be */
+    return n && !memory_region_has_ram_discard_manager(rb->mr)
+           ? ram_dirty_host_pages(rb, *begin, MIN(n, 64), along) : 0;
+}
+
+/*
+ * The pages of @mask, which were not requested: a request would cost more.  With
+ * the channel's lock.
+ */
+static void postcopy_fetch_put_mask(PostcopyFetchSource *ch, RAMBlock *rb,
+                                    ram_addr_t begin, uint64_t mask)
 {
     size_t size = qemu_ram_pagesize(rb);
-    ram_addr_t begin = ROUND_DOWN(near, POSTCOPY_FETCH_ZEROS);
-    ram_addr_t end = MIN(begin + POSTCOPY_FETCH_ZEROS, rb->used_length);
-    /* A page that is larger, or not all in the block, is nobody's neighbour */
-    unsigned n = (end - begin) / size;
-    uint64_t mask;
 
-    /* A discarded page must not be read; one that has been sent need not be */
-    mask = memory_region_has_ram_discard_manager(rb->mr)
-           ? 0 : ram_dirty_host_pages(rb, begin, MIN(n, 64));
+    while (mask) {
+        unsigned first = ctz64(mask), pages = cto64(mask >> first);
+        ram_addr_t at = begin + first * size, end = at + pages * size, run_end;
+
+        mask &= ~MAKE_64BIT_MASK(first, pages);
+        /* What another thread has sent since is left out */
+        while (at < end && ram_claim_host_pages(rb, &at, end, &run_end)) {
+            postcopy_fetch_put(ch, rb, at, run_end, mask || run_end < end);
+            at = run_end;
+        }
+    }
+}
+
+/* Of a mask, those that are zeros, which seldom lie alone */
+static uint64_t postcopy_fetch_zeros(RAMBlock *rb, ram_addr_t begin,
+                                     uint64_t mask)
+{
+    size_t size = qemu_ram_pagesize(rb);
+
     for (uint64_t rest = mask; rest; rest &= rest - 1) {
         if (!buffer_is_zero(rb->host + begin + ctz64(rest) * size, size)) {
             mask &= ~(1ull << ctz64(rest));
         }
     }
-    while (mask) {
-        unsigned first = ctz64(mask), pages = cto64(mask >> first);
-        ram_addr_t at = begin + first * size, behind;
-
-        mask &= ~MAKE_64BIT_MASK(first, pages);
-        end = at + pages * size;
-        /* What another thread has sent since is left out */
-        while (at < end && ram_claim_host_pages(rb, &at, end, &behind)) {
-            postcopy_fetch_put_alike(ch, rb, at, behind - at, true,
-                                     mask || behind < end);
-            at = behind;
-        }
-    }
+    return mask;
 }
 
 /* With the channel's lock */
@@ -398,25 +418,39 @@ static int postcopy_fetch_flush(PostcopyFetchSource *ch)
 
 /*
  * What was sent, or is on its way by the main channel, is left out.  @more: the
- * next request is there already, and its answer may go with this one.
+ * next request is there already, and its answer may go with this one; else the
+ * pages around go along for which the link has the time.
  */
 static int postcopy_fetch_serve(PostcopyFetchSource *ch,
                                 const PostcopyFrame *frame, bool more)
 {
-    ram_addr_t at = frame->offset, end = at + frame->length, run_end;
+    ram_addr_t along = postcopy_background_along(ch->s) *
+                       qemu_target_page_size();
+    ram_addr_t at = frame->offset, end = at + frame->length, run_end, begin = 0;
+    uint64_t around = 0;
     bool zeros = false;
 
     QEMU_LOCK_GUARD(&ch->lock);
     while (at < end && !qemu_file_get_error(ch->out) &&
            ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
-        zeros = postcopy_fetch_put(ch, frame->rb, at, run_end, zeros);
+        if (!more) {
+            around = postcopy_fetch_around(frame->rb, frame->offset, along,
+                                           true, &begin);
+        }
+        zeros |= postcopy_fetch_put(ch, frame->rb, at, run_end, around);
         at = run_end;
     }
     if (more && !zeros && ch->unsent < POSTCOPY_FETCH_BATCH) {
         return qemu_file_get_error(ch->out);
     }
-    if (!postcopy_fetch_flush(ch) && zeros) {
-        postcopy_fetch_put_zeros(ch, frame->rb, frame->offset);
+    if (!postcopy_fetch_flush(ch)) {
+        if (zeros) {
+            around = postcopy_fetch_around(frame->rb, frame->offset,
+                                           POSTCOPY_FETCH_ZEROS, false,
+                                           &begin);
+            around = postcopy_fetch_zeros(frame->rb, begin, around);
+        }
+        postcopy_fetch_put_mask(ch, frame->rb, begin, around);
     }
     return postcopy_fetch_flush(ch);
 }

@@ -111,7 +111,7 @@ static bool first_take(PostcopyFirst *first, GHashTable *seen,
         FirstPage *page = &g_array_index(from->pages, FirstPage, from->next++);
 
         if (page->rb->bmap &&
-            ram_dirty_host_pages(page->rb, page->start, 1) &&
+            ram_dirty_host_pages(page->rb, page->start, 1, false) &&
             g_hash_table_add(seen, page->rb->host + page->start)) {
             g_array_append_val(first->list, *page);
             from->taken++;

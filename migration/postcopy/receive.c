@@ -7,7 +7,9 @@
 #include "qemu/osdep.h"
 #include "qemu/error-report.h"
 #include "exec/ramblock.h"
+#include "exec/target_page.h"
 #include "migration/postcopy-ram.h"
+#include "migration/qemu-file.h"
 #include "migration/ram.h"
 #include "fault.h"
 #include "incoming.h"
@@ -16,6 +18,19 @@
 #include "receive.h"
 #include "request.h"
 #include "trace.h"
+
+/* What one page is from the next in the stream of RAM */
+#define PAGE_HEADER sizeof(uint64_t)
+
+/*
+ * Pages of the smallest size, but those of shared memory that are received in
+ * place: they are claimed when all that are side by side have been received
+ */
+static bool postcopy_receive_in_runs(const PostcopyPage *page)
+{
+    return page->size == qemu_target_page_size() &&
+           !postcopy_mirror(page->rb, page->start);
+}
 
 int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                            RAMBlock *rb)
@@ -26,11 +41,13 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
     int ret;
 
     tmp->buffer = tmp->tmp_huge_page;
+    if (postcopy_receive_in_runs(&page)) {
+        return 0;
+    }
     postcopy_request_claim(mis->postcopy->requests, &page, 1, false, &claim);
     tmp->drop = claim.drop;
     tmp->wake = claim.uffd;
     tmp->writable = claim.vcpu;
-    tmp->asked = claim.asked;
     if (tmp->drop) {
         /* The guest uses the page, or the other channel fills it: hands off */
         trace_postcopy_receive_twice(rb->idstr, page.start);
@@ -76,32 +93,8 @@ static int postcopy_receive_place(MigrationIncomingState *mis,
     return ret;
 }
 
-int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
-                         RAMBlock *rb, void *data)
-{
-    PostcopyPage page = postcopy_page(rb, tmp->host_addr - (void *)rb->host);
-
-    if (tmp->drop) {
-        return 0;
-    }
-    if (tmp->all_zero && !postcopy_mirror(rb, page.start)) {
-        data = NULL;
-    }
-    return postcopy_receive_place(mis, &page, 1, data, tmp->wake,
-                                  tmp->writable);
-}
-
-int postcopy_receive_unasked(const PostcopyPage *page)
-{
-    error_report("postcopy: a page came that was not requested: offset 0x"
-                 RAM_ADDR_FMT " of %s", page->start,
-                 qemu_ram_get_idstr(page->rb));
-    return -EINVAL;
-}
-
 int postcopy_receive_pages(MigrationIncomingState *mis,
-                           const PostcopyPage *page, unsigned n, void *data,
-                           bool requested)
+                           const PostcopyPage *page, unsigned n, void *data)
 {
     PostcopyPage first = *page;
     bool zero = !data;
@@ -115,10 +108,7 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
 
         alike = postcopy_request_claim(mis->postcopy->requests, &first, most,
                                        zero, &claim);
-        if (!claim.drop && requested && !claim.asked) {
-            ret = postcopy_receive_unasked(&first);
-        }
-        if (!claim.drop && !ret) {
+        if (!claim.drop) {
             ret = postcopy_receive_place(mis, &first, alike, data, claim.uffd,
                                          claim.vcpu);
         }
@@ -130,6 +120,72 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
         n -= alike;
     }
     return 0;
+}
+
+int postcopy_receive_run_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp)
+{
+    PostcopyPage first;
+    unsigned n = tmp->run_pages;
+
+    if (!n) {
+        return 0;
+    }
+    first = postcopy_page(tmp->run_block, tmp->run_start);
+    tmp->run_pages = 0;
+    return postcopy_receive_pages(mis, &first, n,
+                                  tmp->run_zero ? NULL : tmp->run);
+}
+
+/* Whether @page is the next one of @tmp's run */
+static bool postcopy_receive_continues(const PostcopyTmpPage *tmp,
+                                       const PostcopyPage *page, bool zero)
+{
+    return tmp->run_pages < POSTCOPY_RUN_PAGES && tmp->run_zero == zero &&
+           tmp->run_block == page->rb &&
+           tmp->run_start + tmp->run_pages * page->size == page->start;
+}
+
+/* One page that is placed with its neighbours; @data NULL: zeros */
+static int postcopy_receive_run(MigrationIncomingState *mis,
+                                PostcopyTmpPage *tmp, QEMUFile *f,
+                                const PostcopyPage *page, void *data)
+{
+    bool last = qemu_file_buffered(f) < PAGE_HEADER + page->size;
+    int ret = 0;
+
+    if (!postcopy_receive_continues(tmp, page, !data)) {
+        ret = postcopy_receive_run_end(mis, tmp);
+        if (ret || last) {
+            return ret ?: postcopy_receive_pages(mis, page, 1, data);
+        }
+        tmp->run_block = page->rb;
+        tmp->run_start = page->start;
+        tmp->run_zero = !data;
+    }
+    if (data) {
+        memcpy(tmp->run + tmp->run_pages * page->size, data, page->size);
+    }
+    tmp->run_pages++;
+    return last ? postcopy_receive_run_end(mis, tmp) : 0;
+}
+
+int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
+                         QEMUFile *f, RAMBlock *rb, void *data)
+{
+    PostcopyPage page = postcopy_page(rb, tmp->host_addr - (void *)rb->host);
+
+    if (postcopy_receive_in_runs(&page)) {
+        return postcopy_receive_run(mis, tmp, f, &page,
+                                    tmp->all_zero ? NULL : data);
+    }
+    if (tmp->drop) {
+        return 0;
+    }
+    if (tmp->all_zero && !postcopy_mirror(rb, page.start)) {
+        data = NULL;
+    }
+    return postcopy_receive_place(mis, &page, 1, data, tmp->wake,
+                                  tmp->writable);
 }
 
 int postcopy_receive_zero(MigrationIncomingState *mis, const PostcopyPage *page)
@@ -151,5 +207,8 @@ int postcopy_receive_zero(MigrationIncomingState *mis, const PostcopyPage *page)
 
 void postcopy_receive_abort(MigrationIncomingState *mis)
 {
+    for (unsigned i = 0; i < mis->postcopy_channels; i++) {
+        mis->postcopy_tmp_pages[i].run_pages = 0;
+    }
     postcopy_requests_unclaim_all(mis->postcopy->requests);
 }

@@ -10,6 +10,12 @@
 #include "migration/migration.h"
 #include "request.h"
 
+/*
+ * So many are placed at once, at most: a memory copy more for each, but one call
+ * of the kernel for all, whose own work for a page takes no longer
+ */
+#define POSTCOPY_RUN_PAGES 16
+
 /**
  * postcopy_receive_begin: the first part of a host page has been announced
  *
@@ -26,30 +32,31 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
 /**
  * postcopy_receive_end: all parts have come; make the page visible
  *
- * @data: the page's content; tmp->buffer, or that of the QEMUFile
+ * @f: where from
+ * @data: the page's content; tmp->buffer, or that of @f
  *
- * Returns 0, or negative errno after it has reported the error.
+ * A small page that @f has a neighbour of in its buffer, or may have, is placed
+ * with it, or by postcopy_receive_run_end().  Returns 0, or negative errno after
+ * it has reported the error.
  */
 int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
-                         RAMBlock *rb, void *data);
+                         QEMUFile *f, RAMBlock *rb, void *data);
 
-/* Report that the source lies: @page was not requested.  Returns -EINVAL. */
-int postcopy_receive_unasked(const PostcopyPage *page);
+/* The same of what @tmp's channel has received and not placed */
+int postcopy_receive_run_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp);
 
 /**
- * postcopy_receive_pages: pages have come by a channel for requests
+ * postcopy_receive_pages: small pages have come
  *
  * @page: the first one; no huge page
  * @n: how many there are, side by side
  * @data: their content, NULL for zeros
- * @requested: they must have been requested
  *
  * Places those that have not been received.  Returns 0, or negative errno
- * after it has reported the error: -EINVAL for a page that was not requested.
+ * after it has reported the error.
  */
 int postcopy_receive_pages(MigrationIncomingState *mis,
-                           const PostcopyPage *page, unsigned n, void *data,
-                           bool requested);
+                           const PostcopyPage *page, unsigned n, void *data);
 
 /*
  * A page that is never sent was missed: place zeros, unless another thread does
@@ -60,8 +67,8 @@ int postcopy_receive_zero(MigrationIncomingState *mis,
                           const PostcopyPage *page);
 
 /*
- * The connection is broken: pages of which only a part has come will be sent
- * again.  No channel receives meanwhile.
+ * The connection is broken: pages of which only a part has come, and those that
+ * have not been placed, will be sent again.  No channel receives meanwhile.
  */
 void postcopy_receive_abort(MigrationIncomingState *mis);
 

@@ -572,7 +572,6 @@ static PostcopyClaim postcopy_claim_one(PostcopyRequests *r,
     }
     req = claim.drop ? NULL : g_hash_table_lookup(r->pages, page->host);
     if (req) {
-        claim.asked = true;
         claim.uffd = req->uffd;
         QSLIST_FOREACH(wait, &req->waits, next) {
             claim.vcpu |= wait->waiter != NULL;
@@ -602,7 +601,6 @@ unsigned postcopy_request_claim(PostcopyRequests *r, const PostcopyPage *page,
                    (zero && (one.vcpu || claim->vcpu))) {
             break;
         }
-        claim->asked &= one.asked;
         claim->uffd |= one.uffd;
         claim->vcpu |= one.vcpu;
     }

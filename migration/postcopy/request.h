@@ -222,8 +222,6 @@ typedef struct PostcopyClaim {
      * over.  The rest is not set then.
      */
     bool drop;
-    /* All of them were requested */
-    bool asked;
     /*
      * A userfaultfd waiter waits for one of them: if so, let the placement
      * wake.  Waiters that come after the answer are told by

@@ -25,19 +25,18 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
 }
 
 int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
-                         RAMBlock *rb, void *data)
+                         QEMUFile *f, RAMBlock *rb, void *data)
 {
     g_assert_not_reached();
 }
 
-int postcopy_receive_unasked(const PostcopyPage *page)
+int postcopy_receive_run_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp)
 {
     g_assert_not_reached();
 }
 
 int postcopy_receive_pages(MigrationIncomingState *mis,
-                           const PostcopyPage *page, unsigned n, void *data,
-                           bool requested)
+                           const PostcopyPage *page, unsigned n, void *data)
 {
     g_assert_not_reached();
 }

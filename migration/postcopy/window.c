@@ -113,7 +113,7 @@ static void queue_begin_round(PostcopyQueue *q, int64_t now)
 
 static void queue_begin(PostcopyQueue *q, int64_t now, int64_t slack)
 {
-    q->rate = q->last_rate = 0;
+    q->rate = q->last_rate = q->mean = 0;
     q->slack = q->least_slack = slack;
     q->span_ns = now;
     q->full = false;
@@ -187,6 +187,7 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
             q->growing -= !!q->growing;
         }
         q->rate = MAX(q->rate, rate);
+        q->mean = q->mean ? q->mean - q->mean / 8 + rate / 8 : rate;
         if (now - q->span_ns >= window_span_ns(w)) {
             q->last_rate = q->rate;
             q->rate = 0;
@@ -255,4 +256,10 @@ bool postcopy_window_full(PostcopyWindow *w)
         return true;
     }
     return false;
+}
+
+uint64_t postcopy_window_rate(const PostcopyWindow *w)
+{
+    /* Zeros count in path for the work that they are, not in link */
+    return w->link.mean ? MIN(w->link.mean, w->path.mean) : w->path.mean;
 }

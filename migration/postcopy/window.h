@@ -25,6 +25,8 @@ typedef struct PostcopyQueue {
     uint64_t rate;
     uint64_t last_rate;
     int64_t span_ns;
+    /* The same of some ten rounds, on average */
+    uint64_t mean;
     /* In a round, which has some ms: when it began, and left then */
     int64_t round_ns;
     uint64_t round_left;
@@ -113,5 +115,8 @@ void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
  * for an answer
  */
 bool postcopy_window_full(PostcopyWindow *w);
+
+/* What leaves the slower queue on average, in bytes per second; 0: not known */
+uint64_t postcopy_window_rate(const PostcopyWindow *w);
 
 #endif

@@ -344,21 +344,6 @@ def test_twice(place):
         assert pair.faults()["duplicates"] == 1
 
 
-@slow
-def test_not_asked(place):
-    """A page that nobody misses, before it is sent otherwise."""
-    def change(frame, send):
-        send(frame.pack())
-        # One that is far from all that is touched: at the end of memory.
-        send(replace(frame, name=b"pc.ram", offset=31 * MIB, length=4096, body=b"x" * 4096).pack())
-
-    with Pair(place, fetch=1, pattern="shared", mem=16) as pair:
-        pair.postcopy(wire(pair, Lie, change=change).uri, bandwidth=64 << 10)
-        pair.wait_paused()
-        pair.destination.wait_says("that was not requested")
-        pair.recover_and_finish()
-
-
 def test_withheld(lab):
     """All has been sent, the channels have ended, and a page has not come: it is named."""
     between = None

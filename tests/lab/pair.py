@@ -48,7 +48,7 @@ MIB = 1 << 20
 TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enable",
          "kvm_exit_on_missing_disable", "kvm_exit_on_missing_probe", "postcopy_fault_exit",
          "postcopy_fault_exit_end", "postcopy_fault_uffd", "postcopy_fault_populate",
-         "postcopy_fault_around",
+         "postcopy_fault_around", "postcopy_along",
          "postcopy_fault_ask_again", "postcopy_fault_exits_off", "postcopy_request_shared_page",
          "migration_rate_limit_post", "postcopy_mirror", "postcopy_mirror_memory", "postcopy_no_mirror",
          "postcopy_preempt_hit",

@@ -3,6 +3,9 @@
 vCPUs must touch first."""
 import time
 
+import pytest
+
+from tests.lab.backends import CHANNELS
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import MIB, NO_WINDOW, STOCK, Pair
 from tests.lab.proxy import MAIN, PAGE_SIZE, Lie, pack
@@ -34,6 +37,41 @@ def test_stock_answers(place):
     """A destination without the branch answers PINGs as well."""
     window = migrated(place, destination=STOCK)[0]["postcopy-window"]
     assert window["delay"] > 0 and window["size"] < RATE // 4, window
+
+
+def around(place, channels, rate):
+    """How many pages went together, for each request; how many came by the preempt channel, and were requested; in how
+    many calls of the kernel the destination has placed how many pages."""
+    urgent = Count()
+    with Pair(place, exits=None, memory_mb=160, mem=128, **CHANNELS[channels]) as pair:
+        wire = {"rate": rate, **({"lie": urgent} if channels == "preempt" else {})}
+        pair.postcopy(pair.listen() if channels == "fetch" else pair.wire(pair.listen(), **wire).uri, bandwidth=0)
+        pair.finish()
+        together = [int(text) for name, text in pair.source.trace() if name == "postcopy_along"]
+        requested, faults = pair.source.cmd("query-migrate")["ram"]["postcopy-requests"], pair.faults()
+    return (together, urgent.pages, requested,
+            faults["wakes"] + faults["wakes-saved"], (faults["copied-bytes"] + faults["zero-bytes"]) // PAGE_SIZE)
+
+
+@pytest.mark.parametrize("channels", ["preempt", "one-channel", "fetch"])
+def test_pages_around_a_requested_one(place, channels):
+    """They go along where a request would take longer, and what lies side by side is placed together."""
+    together, come, requested, calls, pages = around(place, channels, None)
+    print(f"{come} came, {requested} were requested, {calls} calls for {pages} pages")
+    assert 1 < max(together) <= 16 and calls < pages / 2
+    if channels == "preempt":
+        assert come > requested
+        # What fills the buffers at first goes fast.
+        assert around(place, channels, RATE)[0][-1] == 1
+
+
+class Count(Lie):
+    """Says the truth, and counts the pages."""
+    pages = 0
+
+    def __call__(self, n, page, send):
+        self.pages += 1
+        send(page.pack())
 
 
 class Order(Lie):
