@@ -19,8 +19,8 @@
 #include "request.h"
 #include "trace.h"
 
-/* What one page is from the next in the stream of RAM */
-#define PAGE_HEADER sizeof(uint64_t)
+/* In the stream of RAM, before a page: at most, with the name of its block */
+#define PAGE_HEADER (sizeof(uint64_t) + 1 + UINT8_MAX)
 
 /*
  * Pages of the smallest size, but those of shared memory that are received in
@@ -122,7 +122,8 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
     return 0;
 }
 
-int postcopy_receive_run_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp)
+static int postcopy_receive_place_run(MigrationIncomingState *mis,
+                                      PostcopyTmpPage *tmp)
 {
     PostcopyPage first;
     unsigned n = tmp->run_pages;
@@ -145,7 +146,11 @@ static bool postcopy_receive_continues(const PostcopyTmpPage *tmp,
            tmp->run_start + tmp->run_pages * page->size == page->start;
 }
 
-/* One page that is placed with its neighbours; @data NULL: zeros */
+/*
+ * One page that is placed with its neighbours; @data NULL: zeros.  It is placed
+ * at once unless @f has the next one in its buffer, whole: reading more may have
+ * to wait.
+ */
 static int postcopy_receive_run(MigrationIncomingState *mis,
                                 PostcopyTmpPage *tmp, QEMUFile *f,
                                 const PostcopyPage *page, void *data)
@@ -154,7 +159,7 @@ static int postcopy_receive_run(MigrationIncomingState *mis,
     int ret = 0;
 
     if (!postcopy_receive_continues(tmp, page, !data)) {
-        ret = postcopy_receive_run_end(mis, tmp);
+        ret = postcopy_receive_place_run(mis, tmp);
         if (ret || last) {
             return ret ?: postcopy_receive_pages(mis, page, 1, data);
         }
@@ -166,7 +171,14 @@ static int postcopy_receive_run(MigrationIncomingState *mis,
         memcpy(tmp->run + tmp->run_pages * page->size, data, page->size);
     }
     tmp->run_pages++;
-    return last ? postcopy_receive_run_end(mis, tmp) : 0;
+    return last ? postcopy_receive_place_run(mis, tmp) : 0;
+}
+
+int postcopy_receive_run_end(MigrationIncomingState *mis, unsigned channel)
+{
+    /* Where bitmaps of disks alone are in postcopy, RAM says its end, too */
+    return mis->postcopy_tmp_pages ?
+        postcopy_receive_place_run(mis, &mis->postcopy_tmp_pages[channel]) : 0;
 }
 
 int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,

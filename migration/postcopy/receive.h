@@ -42,8 +42,8 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
 int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                          QEMUFile *f, RAMBlock *rb, void *data);
 
-/* The same of what @tmp's channel has received and not placed */
-int postcopy_receive_run_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp);
+/* The same of what @channel has received and not placed */
+int postcopy_receive_run_end(MigrationIncomingState *mis, unsigned channel);
 
 /**
  * postcopy_receive_pages: small pages have come

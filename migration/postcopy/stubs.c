@@ -30,7 +30,7 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
     g_assert_not_reached();
 }
 
-int postcopy_receive_run_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp)
+int postcopy_receive_run_end(MigrationIncomingState *mis, unsigned channel)
 {
     g_assert_not_reached();
 }
