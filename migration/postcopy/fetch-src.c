@@ -424,8 +424,6 @@ static int postcopy_fetch_flush(PostcopyFetchSource *ch)
 static int postcopy_fetch_serve(PostcopyFetchSource *ch,
                                 const PostcopyFrame *frame, bool more)
 {
-    ram_addr_t along = postcopy_background_along(ch->s) *
-                       qemu_target_page_size();
     ram_addr_t at = frame->offset, end = at + frame->length, run_end, begin = 0;
     uint64_t around = 0;
     bool zeros = false;
@@ -434,8 +432,10 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
     while (at < end && !qemu_file_get_error(ch->out) &&
            ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
         if (!more) {
-            around = postcopy_fetch_around(frame->rb, frame->offset, along,
-                                           true, &begin);
+            around = postcopy_fetch_around(frame->rb, frame->offset,
+                                           postcopy_background_along(ch->s) *
+                                           qemu_target_page_size(), true,
+                                           &begin);
         }
         zeros |= postcopy_fetch_put(ch, frame->rb, at, run_end, around);
         at = run_end;
