@@ -36,4 +36,9 @@ bool migration_inject_fail(const char *point)
     return path && !unlink(path);
 }
 
+bool migration_inject_without(const char *mechanism)
+{
+    return !g_strcmp0(getenv("QEMU_WITHOUT"), mechanism);
+}
+
 #endif

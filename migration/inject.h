@@ -26,6 +26,9 @@ void migration_inject_hold(const char *point);
 /* If the file @point exists, remove it and return true: act as if it failed */
 bool migration_inject_fail(const char *point);
 
+/* Whether the environment variable QEMU_WITHOUT names @mechanism: do without it */
+bool migration_inject_without(const char *mechanism);
+
 #else
 
 static inline void migration_inject_hold(const char *point)
@@ -33,6 +36,11 @@ static inline void migration_inject_hold(const char *point)
 }
 
 static inline bool migration_inject_fail(const char *point)
+{
+    return false;
+}
+
+static inline bool migration_inject_without(const char *mechanism)
 {
     return false;
 }

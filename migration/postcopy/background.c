@@ -23,6 +23,7 @@
 #include "io/channel-tls.h"
 #include "exec/target_page.h"
 #include "qapi/qapi-types-migration.h"
+#include "migration/inject.h"
 #include "migration/options.h"
 #include "migration/qemu-file.h"
 #include "migration/savevm.h"
@@ -143,7 +144,7 @@ unsigned postcopy_background_along(MigrationState *s)
     unsigned pages;
 
     WITH_QEMU_LOCK_GUARD(&b->lock) {
-        if (b->active) {
+        if (b->active && !migration_inject_without("along")) {
             rate = postcopy_window_rate(&b->window);
         }
     }

@@ -247,6 +247,7 @@ static void postcopy_fault_request_around(MigrationIncomingState *mis,
     uint64_t mask;
 
     if (page->size >= AROUND_WINDOW || page->start >= end ||
+        migration_inject_without("around") ||
         !(migrate_postcopy_preempt() || postcopy_fault_fetches(mis)) ||
         /* Parts of such memory are never sent */
         memory_region_has_ram_discard_manager(page->rb->mr)) {

@@ -19,6 +19,7 @@
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "io/channel-socket.h"
+#include "migration/inject.h"
 #include "migration/options.h"
 #include "migration/qemu-file.h"
 #include "migration/ram.h"
@@ -321,7 +322,8 @@ bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
         /* What TLS has read already, poll() does not know of */
         postcopy_turn_start(&ch->turn,
                             object_dynamic_cast(OBJECT(ioc),
-                                                TYPE_QIO_CHANNEL_SOCKET)
+                                                TYPE_QIO_CHANNEL_SOCKET) &&
+                            !migration_inject_without("turn")
                             ? QIO_CHANNEL_SOCKET(ioc)->fd : -1);
         WITH_QEMU_LOCK_GUARD(&ch->lock) {
             ch->active = true;

@@ -23,6 +23,7 @@
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "io/channel-tls.h"
+#include "migration/inject.h"
 #include "migration/migration-stats.h"
 #include "migration/options.h"
 #include "migration/qemu-file.h"
@@ -444,7 +445,7 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
         return qemu_file_get_error(ch->out);
     }
     if (!postcopy_fetch_flush(ch)) {
-        if (zeros) {
+        if (zeros && !migration_inject_without("zeros")) {
             around = postcopy_fetch_around(frame->rb, frame->offset,
                                            POSTCOPY_FETCH_ZEROS, false,
                                            &begin);

@@ -8,6 +8,7 @@
 #include "qemu/error-report.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
+#include "migration/inject.h"
 #include "migration/postcopy-ram.h"
 #include "migration/qemu-file.h"
 #include "migration/ram.h"
@@ -155,7 +156,8 @@ static int postcopy_receive_run(MigrationIncomingState *mis,
                                 PostcopyTmpPage *tmp, QEMUFile *f,
                                 const PostcopyPage *page, void *data)
 {
-    bool last = qemu_file_buffered(f) < PAGE_HEADER + page->size;
+    bool last = qemu_file_buffered(f) < PAGE_HEADER + page->size ||
+                migration_inject_without("neighbours");
     int ret = 0;
 
     if (!postcopy_receive_continues(tmp, page, !data)) {

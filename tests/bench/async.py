@@ -5,30 +5,34 @@
 For each vCPU the guest has a thread that writes memory at random and one that computes, and as much
 memory and bandwidth, so that post-copy lasts as long with any number of them: longer than what is
 measured, from the moment on at which the guest goes on, by its own clock. The link has a delay. For some
-seconds after the switch, the guest's kernel misses its own pages. Writes build/reports/async.json, async.md,
-async.svg.
+seconds after the switch, the guest's kernel misses its own pages.
+
+With --rate 0 the background is not limited, as by default, and what is measured is the time from the switch until
+all memory has come with stock QEMU (or else the first way) in the same round. Writes build/reports/NAME.json, NAME.md,
+NAME.svg.
 """
 import itertools
 import statistics
 import time
 
-from tests.bench import bench, pictures
+from tests.bench import bench, pictures, postcopy
 from tests.bench.bench import Figures
-from tests.lab import cli
+from tests.lab import cli, other_qemu
 from tests.lab.cli import ProgramError, say
 from tests.lab.lab import HIGHRES, Lab
 from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.network import Network, programs
-from tests.lab.pair import MIB, STOCK, until
+from tests.lab.other_qemu import PEER
+from tests.lab.pair import FORK, INJECT, MIB, STOCK, until
 from tests.lab.paths import below
 from tests.lab.proxy import SlowWire
 
 # Name: (QEMU, postcopy-fault-exits, postcopy-async-pf)
-WAYS = {
-    "exits, async": ("fork", "on", "auto"),
-    "exits alone": ("fork", "on", "off"),
-    "no exits": ("fork", "off", None),
+WAYS: dict[str, tuple[str, str | None, str | None]] = {
+    "exits, async": (FORK, "on", "auto"),
+    "exits alone": (FORK, "on", "off"),
+    "no exits": (FORK, "off", None),
     "stock": (STOCK, None, None),
 }
 KINDS = {"computed": "computer", "memory operations": "writer"}
@@ -48,7 +52,7 @@ def at(points, x):
 
 def missed(pair, qemu):
     """Pages, without those that were requested ahead and were not missed."""
-    if qemu == STOCK:
+    if qemu in (STOCK, PEER):
         return pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
     faults = pair.faults()
     return faults["requests"] + faults["ahead-missed"]
@@ -65,12 +69,18 @@ def watch(pair, before, qemu):
 
 
 def migrate(lab, network, way, cpus, options):
-    qemu, exits, asynchronous = WAYS[way]
-    on = ASYNC_PF[lab.arch] if qemu != STOCK else ()
+    name, _, without = way.partition(postcopy.WITHOUT)
+    qemu, exits, asynchronous = WAYS[name]
+    words, _ = postcopy.MECHANISMS.get(without, ((), ""))
+    inject = qemu == FORK and postcopy.tells(options.ways)
+    qemu = INJECT if inject else qemu
+    wrapper = bench.wrapper(inject, "" if words else without)
+    on = ASYNC_PF[lab.arch] if qemu not in (STOCK, PEER) else ()
     memory_mb = options.memory * cpus
-    with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False,
-                   wrapper=network.wrapper if network else (), memory_mb=memory_mb + 128, mem=memory_mb,
-                   source_options=on, destination_options=on, writers=cpus,
+    with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False, source_wrapper=wrapper,
+                   capabilities=("events", *("postcopy-preempt",) * options.preempt),
+                   wrapper=(*(network.wrapper if network else ()), *wrapper), memory_mb=memory_mb + 128,
+                   mem=memory_mb, source_options=(*on, *words), destination_options=on, writers=cpus,
                    computers=0 if options.writers_only else cpus, interval=100) as pair:
         if asynchronous:
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf=asynchronous)
@@ -85,20 +95,35 @@ def migrate(lab, network, way, cpus, options):
         pair.check_threads()
         info = pair.destination.cmd("query-migrate")
         lines = [before] + [line for line in pair.destination.report().lines if line["ms"] > before["ms"]]
-        end = before["ms"] + options.seconds * 1000
         took = pair.source.cmd("query-migrate")
         faults = info.get("postcopy-faults") or {}
         return {
             "total_time_ms": took["total-time"],
+            "downtime_ms": took["downtime"],
+            "switch_to_last_page_ms": postcopy.switch_to_last_page_ms(pair.source),
             "missed_pages_count": missed(pair, qemu),
             "exits_count": faults.get("exits"),
             "async": info.get("postcopy-async"),
             "missed_over_memory_operations": misses,
-            **{kind: at([(line["ms"], total(line, thread)) for line in lines], end) - total(before, thread)
-               for kind, thread in KINDS.items()},
             "over_time": {kind: [((line["ms"] - before["ms"]) / 1000, total(line, thread) - total(before, thread))
-                                 for line in lines if line["ms"] <= end] for kind, thread in KINDS.items()},
+                                 for line in lines] for kind, thread in KINDS.items()},
         }
+
+
+def span_way(ways):
+    return "stock" if "stock" in ways else next(iter(ways))
+
+
+def of_span(runs, seconds):
+    """To each way's run of a round, what the guest has done in so many seconds of its clock; or, if 0, from the switch
+    until stock QEMU's last page, in which its clock stands still for the downtime."""
+    first = runs[span_way(runs)]
+    for r in runs.values():
+        span = seconds or (first["switch_to_last_page_ms"] - r["downtime_ms"]) / 1000
+        r["measured_s"] = span
+        for kind, points in r["over_time"].items():
+            r[kind] = at(points, span)
+            r["over_time"][kind] = [point for point in points if point[0] <= span]
 
 
 def of_equal_work(results):
@@ -119,17 +144,18 @@ def medians(rounds, what):
 def show(results):
     for cpus, ways in results.items():
         print(f"{cpus} vCPU(s), medians (least to most):")
-        print(f"{'':14}{'computed':>26}{'memory operations':>26}{'missed pages':>22}"
+        width = max(map(len, ways))
+        print(f"{'':{width}}{'computed':>26}{'memory operations':>26}{'missed pages':>22}"
               f"{'of equal work':>24}{'total ms':>24}")
         for way, rounds in ways.items():
-            print(f"{way:14}" + "".join(f"{medians(rounds, what):>{width}}" for what, width in (
+            print(f"{way:{width}}" + "".join(f"{medians(rounds, what):>{column}}" for what, column in (
                 ("computed", 26), ("memory operations", 26), ("missed_pages_count", 22),
                 ("equal_work_missed_pages_count", 24), ("total_time_ms", 24))))
 
 
 def verdicts(results):
     for cpus, ways in results.items():
-        for kind in KINDS:
+        for kind in KINDS if any(r["computed"] for r in next(iter(ways.values()))) else ["memory operations"]:
             middle = {way: statistics.median(r[kind] for r in rounds) for way, rounds in ways.items()}
             first, *others = middle
             ratios = ", ".join(f"{middle[first] / middle[way]:.2f} times {way}" for way in others if middle[way])
@@ -143,8 +169,8 @@ def verdicts(results):
                            ("equal_work_missed_pages_count", "until the guest has done what the slowest way does")):
             misses = {way: statistics.median(r[what] for r in rounds) for way, rounds in ways.items()}
             yield f"{cpus} vCPU(s), pages missed {text}: " + ", ".join(f"{way} {n:.0f}" for way, n in misses.items())
-        counts = [r["async"] for r in ways["exits, async"]]
-        if all(counts):
+        counts = [r["async"] for r in ways.get("exits, async", ())]
+        if counts and all(counts):
             sums = {key: sum(c[key] for c in counts) for key in counts[0]}
             yield f"{cpus} vCPU(s), of all rounds: " + ", ".join(f"{key} {n}" for key, n in sorted(sums.items()))
 
@@ -153,25 +179,28 @@ def write(about, network, results, options):
     arm = options.arch == "aarch64"
     of_equal_work(results)
     title = "A Linux guest during post-copy: async page faults from exits" + ", arm64" * arm
-    name = below("async" + "-writers" * options.writers_only, options.arch)
+    name = options.name or below("async" + "-writers" * options.writers_only, options.arch)
     link = f" (ping {network.round_trip_us:.0f} us)" if network else ""
     pictures.over_time(name, f"{title}, cumulative", {
         f"{cpus} vCPU(s): {kind}": {way: [r["over_time"][kind] for r in rounds] for way, rounds in ways.items()}
         for cpus, ways in results.items() for kind in KINDS}, "seconds since the guest goes on, by its clock")
-    text = (f"For each vCPU {options.memory} MiB written at random and {options.rate} MiB/s of background; a link of "
-            f"{options.delay} us in each direction{link}; the first {options.seconds} s.\n"
+    background = f"{options.rate} MiB/s of background" if options.rate else "a background without a limit"
+    span = f"the first {options.seconds} s" if options.rate else f"until {span_way(options.ways)} has all memory"
+    text = (f"For each vCPU {options.memory} MiB written at random and {background}; a link of {options.delay} us in "
+            f"each direction{link}, {options.bandwidth or 'unlimited'} Mbit/s; {span}.\n"
             f"```\n{bench.printed(show, results)}```\n" + "\n".join(f"* {line}" for line in verdicts(results)))
     [rounds] = {len(runs) for ways in results.values() for runs in ways.values()}
     bench.write(name, {"about": about, "settings": {
         "memory_mib_per_vcpu": options.memory, "rate_mib_per_s_per_vcpu": options.rate, "delay_us": options.delay,
-        "measured_s": options.seconds, "writers_only": options.writers_only, "rounds_count": rounds},
+        "bandwidth_mbit_per_s": options.bandwidth, "preempt": options.preempt, "icount": options.icount,
+        "writers_only": options.writers_only, "rounds_count": rounds},
         "runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]},
         title, text, [(name, title)])
 
 
 def one_round(lab, network, n, options):
     """In turn, and each round begins with another way."""
-    order = list(WAYS)[n % len(WAYS):] + list(WAYS)[:n % len(WAYS)]
+    order = options.ways[n % len(options.ways):] + options.ways[:n % len(options.ways)]
     for cpus, way in itertools.product(options.cpus, order):
         say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
         yield cpus, way, migrate(lab, network, way, cpus, options)
@@ -179,19 +208,27 @@ def one_round(lab, network, n, options):
 
 def run(options):
     about = bench.about()
-    results: dict[int, dict[str, list[Figures]]] = {cpus: {way: [] for way in WAYS} for cpus in options.cpus}
+    if options.peer:
+        name = f"QEMU {other_qemu.version()}"
+        WAYS[name] = (PEER, None, None)
+        options.ways.append(name)
+    results: dict[int, dict[str, list[Figures]]] = {cpus: {way: [] for way in options.ways} for cpus in options.cpus}
     arm = options.arch == "aarch64"
     network = None
     try:
-        with Lab(name=below("bench-async", options.arch), memory_mb=3072, append=HIGHRES,
+        with Lab(name=below("bench-async", options.arch), memory_mb=3072, append=HIGHRES, icount=options.icount,
                  extra=[] if arm else programs(), arch=options.arch) as lab:
-            network = None if arm else Network(lab, options.delay, 0)
+            if options.peer:
+                other_qemu.put(lab)
+            network = None if arm else Network(lab, options.delay, options.bandwidth)
             for n in range(options.rounds):
                 for cpus, way, figures in list(one_round(lab, network, n, options)):
                     results[cpus][way].append(figures)
+                for ways in results.values():
+                    of_span({way: runs[-1] for way, runs in ways.items()}, options.seconds if options.rate else 0)
     finally:
         # Of a run that is broken off, too
-        if results[options.cpus[0]]["stock"]:
+        if results[options.cpus[0]][options.ways[0]]:
             write(about, network, results, options)
 
 
@@ -203,13 +240,23 @@ def main():
     parser.add_argument("--cpus", nargs="+", type=int, help="vCPUs of the guest (1 2 4)")
     parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="that each vCPU writes (96)")
     parser.add_argument("--rate", type=float, default=6, metavar="MIB",
-                        help="of the background for each vCPU, per second (6)")
+                        help="of the background for each vCPU, per second (6; 0: no limit)")
     parser.add_argument("--delay", type=int, default=4000, metavar="US", help="of each direction (4000)")
+    parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT", help="of the link, per second (no limit)")
+    parser.add_argument("--no-preempt", dest="preempt", action="store_false", help="without postcopy-preempt")
+    parser.add_argument("--ways", nargs="+", metavar="NAME", help=f"only these ({', '.join(WAYS)}), e.g. stock "
+                        f"'exits, async' 'exits, async{postcopy.WITHOUT}along', see postcopy.py")
+    parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU")
+    parser.add_argument("--name", help="of the report (async)")
+    bench.add_icount(parser)
     parser.add_argument("--writers-only", action="store_true", help="no thread computes: the same work in each way")
     parser.add_argument("--seconds", type=float, default=8, help="that are measured (8)")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 8)
     options.cpus = options.cpus or ([1] if options.quick else [1, 2, 4])
+    options.ways = options.ways or (list(WAYS) if options.rate else ["exits, async", "stock"])
+    if unknown := {way.partition(postcopy.WITHOUT)[0] for way in options.ways} - set(WAYS):
+        parser.error(f"no way {', '.join(sorted(unknown))}: there are {', '.join(WAYS)}")
     cli.main("bench", run, options)
 
 

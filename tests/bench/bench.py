@@ -64,9 +64,10 @@ def add_exits(parser):
                         "the build for tests (make inject), which is the fork then, also for exits off")
 
 
-def wrapper(options):
-    """Words before a QEMU's command: it looks for no file at the points at which tests hold its threads."""
-    return ("env", "-u", "QEMU_INJECT") if options.exits else ()
+def wrapper(inject, without=""):
+    """Words before a QEMU's command; of the build for tests, that it looks for no file at the points at which tests
+    hold its threads, and which mechanism it is to do without."""
+    return ("env", "-u", "QEMU_INJECT", *(f"QEMU_WITHOUT={without}",) * bool(without)) if inject else ()
 
 
 def icount_title(options):

@@ -29,14 +29,25 @@ from tests.lab.host import EXIT_ON_MISSING, Host
 from tests.lab.lab import HIGHRES, Lab
 from tests.lab.network import Network, programs
 from tests.lab.other_qemu import PEER
-from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, MIB, NO_WINDOW, STOCK, Pair, event_us
+from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, INJECT, MIB, NO_FIRST, NO_WINDOW, STOCK, Pair, event_us
 
 # QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --bitmap, --peer and --fetch add to them.
 VARIANTS: dict[str, tuple[str, str | None, int]] = {
     "stock": (STOCK, None, 0), "exits off": (FORK, "off", 0), "exits on": (FORK, "on", 0)}
 BITMAP = "exits by a bitmap"
-# Behind the name of a variant, of --variants alone: the background is not held back.
-UNBOUND = ", no window"
+# What a variant of --variants may do without, behind its name and WITHOUT: words of the source, or else the build for
+# tests is told so. Behind each, what it is.
+WITHOUT = ", no "
+MECHANISMS: dict[str, tuple[tuple[str, ...], str]] = {
+    "window": (NO_WINDOW, "the background is held back"),
+    "first": (NO_FIRST, "the source begins with what each vCPU and device must touch"),
+    "hot": ((), "the background begins with what was written last"),
+    "along": ((), "pages around a requested one go along with it"),
+    "neighbours": ((), "pages side by side are placed together"),
+    "zeros": ((), "pages of zeros around a requested one go along with it, by fetch channels"),
+    "around": ((), "pages around one that a guest's kernel has missed are requested"),
+    "turn": ((), "vCPUs read fetch channels by themselves"),
+}
 BACKENDS = ("anonymous", "memfd", "hugetlb")
 # Parameters of the guest.
 LOADS: dict[str, dict[str, Any]] = {
@@ -146,22 +157,32 @@ def switch_to_last_page_ms(source):
     return round(at_ms["completed"] - at_ms["STOP"], 1)
 
 
+def tells(variants):
+    """Whether the build for tests has to be told what one of them does without: then it is the fork of all."""
+    return any(not MECHANISMS[name.partition(WITHOUT)[2]][0] for name in variants or () if WITHOUT in name)
+
+
 def uri_of(lab, transport):
     return URIS[transport].format(tmp=lab.tmp, port=lab.port(FIRST_MIGRATION_PORT))
 
 
 def migrate(lab, variant, case, options, network=None):
     """One migration; its figures."""
-    qemu, exits, fetch = VARIANTS[variant.removesuffix(UNBOUND)]
+    name, _, without = variant.partition(WITHOUT)
+    qemu, exits, fetch = VARIANTS[name]
+    words, _ = MECHANISMS.get(without, ((), ""))
+    inject = qemu == FORK and (options.exits or tells(options.variants))
+    qemu = INJECT if inject else qemu
     huge = case.backend == "hugetlb"
     # Without channels of their own, requested pages share the limit.
     bandwidth = 0 if not options.preempt else options.background * (16 if huge else 1) * MIB
-    wrapper = ("busybox", "time", "-v", *bench.wrapper(options))
+    source_wrapper = bench.wrapper(inject, "" if words else without)
+    wrapper = ("busybox", "time", "-v", *source_wrapper)
     with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=case.backend,
               capabilities=("events", *("postcopy-preempt",) * options.preempt), cpus=case.vcpus,
-              source_options=NO_WINDOW if UNBOUND in variant else (),
+              source_options=words,
               memory_mb=options.memory << huge, seed=1, late_rom=1, traced=False, fetch=fetch,
-              source_wrapper=bench.wrapper(options),
+              source_wrapper=source_wrapper,
               wrapper=(*network.wrapper, *wrapper) if network else wrapper, **LOADS[case.load]) as pair:
         src, dst = pair.sides
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
@@ -291,12 +312,12 @@ def run(options):
     if options.bitmap:
         VARIANTS[BITMAP] = (FORK, "on", 0)
     VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in options.fetch})
-    unbound = [name + UNBOUND for name, (qemu, *_) in VARIANTS.items() if qemu == FORK]
-    if unknown := set(options.variants or ()) - {*VARIANTS, *unbound}:
-        raise ProgramError(f"no variant {', '.join(sorted(unknown))}: there are {', '.join([*VARIANTS, *unbound])}")
+    without = [name + WITHOUT + what for name, (qemu, *_) in VARIANTS.items() if qemu == FORK for what in MECHANISMS]
+    if unknown := set(options.variants or ()) - {*VARIANTS, *without}:
+        raise ProgramError(f"no variant {', '.join(sorted(unknown))}: there are {', '.join([*VARIANTS, *without])}")
     names = [name for name in VARIANTS if (name != "exits on" or place.exit_on_missing)
              and (not options.variants or name in options.variants or VARIANTS[name][0] == PEER)]
-    names += [name for name in unbound if name in (options.variants or ())]
+    names += [name for name in without if name in (options.variants or ())]
     # Huge pages: one of them at a time is what vCPUs meet in.
     cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus)
              for backend in options.backends for load in options.load or [None] for vcpus in options.cpus]
@@ -305,7 +326,7 @@ def run(options):
         if options.peer:
             other_qemu.put(lab)
         about |= machine(lab, [STOCK, FORK] + [PEER] * options.peer)
-        network = Network(lab, options.delay, options.bandwidth) if options.network else None
+        network = Network(lab, options.delay, options.bandwidth, options.loss) if options.network else None
         for n in range(options.rounds):
             first = n % len(names)
             for case in cases:
@@ -323,9 +344,11 @@ def publish(options, about, network, measured):
     transport = {"tcp": "TCP within one machine", "unix": "a unix socket"}[options.transport]
     if network:
         settings |= {"transport": "netem", "delay_us": options.delay, "bandwidth_mbit_per_s": options.bandwidth,
+                     "loss_percent": options.loss,
                      "ping_round_trip_us": network.round_trip_us}
+        lost = f", {options.loss} % of packets lost" if options.loss else ""
         transport = (f"TCP through a link with {options.delay} us of delay in each direction and "
-                     f"{options.bandwidth or 'unlimited'} Mbit/s; ping took {network.round_trip_us:.0f} us")
+                     f"{options.bandwidth or 'unlimited'} Mbit/s{lost}; ping took {network.round_trip_us:.0f} us")
     title = (f"Post-copy, {'with' if options.preempt else 'without'} postcopy-preempt, "
              f"{'on this host' if options.host else 'in the lab'}{', exits by TCG' if options.exits else ''}: "
              f"{', '.join(map(str, options.cpus))} vCPUs"
@@ -365,20 +388,22 @@ def main():
     parser.add_argument("--bitmap", action="store_true", help="also with KVM_MEM_USERFAULT, and exits on")
     parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU, with preempt as the others")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these, e.g. 'exits on' '4 channels' "
-                        f"'exits on{UNBOUND}', whose background is not held back")
+                        f"'exits on{WITHOUT}window'; without (needs make inject): "
+                        + "; ".join(f"{name}, {what}" for name, (_, what) in MECHANISMS.items()))
     parser.add_argument("--delay", type=int, metavar="US",
                         help="microseconds that each direction of a link between the QEMUs takes")
     parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT", help="of such a link, per second")
+    parser.add_argument("--loss", type=float, default=0, metavar="PERCENT", help="of such a link's packets")
     parser.add_argument("--name", help="of the report (postcopy)")
     options = parser.parse_args()
     options.backends = options.backends or list(BACKENDS)[:1 if options.quick else None]
-    options.network = options.delay is not None or bool(options.bandwidth)
+    options.network = options.delay is not None or bool(options.bandwidth or options.loss)
     options.delay = options.delay or 0
     options.name = options.name or ("postcopy-host" if options.host else "postcopy")
     if (options.peer or options.bitmap) and options.host:
         parser.error("--peer and --bitmap are for the lab")
     if options.network and options.host:
-        parser.error("--delay and --bandwidth are for the lab: they need a network name space")
+        parser.error("--delay, --bandwidth and --loss are for the lab: they need a network name space")
     if options.exits and (not options.host or options.accel == "kvm"):
         parser.error("--exits is for --host with TCG")
     if options.rounds is None:

@@ -155,7 +155,7 @@ def midst(lab, variant, options):
     """Threads of a post-copy migration that is under way."""
     qemu, exits, fetch = postcopy.VARIANTS[variant]
     uri = postcopy.uri_of(lab, "unix")
-    wrapper = bench.wrapper(options)
+    wrapper = bench.wrapper(options.exits)
     # A file for each thread: they do not wait for each other to write into it.
     logs = ("-d", "tid", "-D", f"{lab.tmp}/mutexes.%d") if options.locks else ()
     with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=options.cpus, memory_mb=options.memory,

@@ -22,16 +22,18 @@ def programs() -> list[str]:
 
 
 class Network:
-    """delay_us: of each direction; bandwidth_mbit: of each direction, or 0 for no limit."""
+    """delay_us, loss_percent: of each direction; bandwidth_mbit: of each direction, or 0 for no limit."""
 
     uri = f"tcp:{THERE}:4010"
 
-    def __init__(self, lab: Place, delay_us: int, bandwidth_mbit: int) -> None:
+    def __init__(self, lab: Place, delay_us: int, bandwidth_mbit: int, loss_percent: float = 0) -> None:
         ip, tc = programs()
         self.wrapper = (ip, "netns", "exec", SPACE)
         netem = f"root netem limit {QUEUE_PACKETS} delay {delay_us}us"
         if bandwidth_mbit:
             netem += f" rate {bandwidth_mbit}mbit"
+        if loss_percent:
+            netem += f" loss {loss_percent}%"
         lab.run(f"""set -e
             mkdir -p /run
             {ip} netns add {SPACE}

@@ -42,7 +42,9 @@ INJECT = "inject" if FORK == "fork" else FORK
 
 QMP_PORT = {"source": 4001, "destination": 4002}
 FIRST_MIGRATION_PORT = 4010
-NO_WINDOW = ("-global", "migration.x-postcopy-window=off")   # of a source
+# Of a source
+NO_WINDOW = ("-global", "migration.x-postcopy-window=off")
+NO_FIRST = ("-global", "migration.x-postcopy-first=off")
 MIB = 1 << 20
 
 TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enable",

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What each mechanism of the branch gains at default settings: named rows, in each of which the branch runs as it is,
+and without one of its mechanisms after the other.
+
+Each row is a run of postcopy.py or async.py, whose report it leaves: the background has no limit, the link of the lab
+0.5 ms each way and 1 Gbit/s. Of each mechanism, figures without it to those with it: what the vCPUs lost (of the Linux
+guest, the inverse of what it computed) and the 99th percentile of missed touches. What gains less than a tenth of
+either in all rows but one is to go. Writes build/reports/ablation.json, ablation.md.
+"""
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.bench import bench, postcopy
+from tests.lab import cli
+from tests.lab.cli import ProgramError, aligned, say
+from tests.lab.paths import REPORTS, ROOT
+
+GAIN = 1.1
+ANY = ("window", "first", "along", "neighbours")
+BENCH = ("--backends", "anonymous", "--background", "0")
+LAB = (*BENCH, "--icount", "--memory", "128", "--delay", "500", "--bandwidth", "1000")
+CHANNELS = ("--fetch", "4")
+# Name: (program, options, variant, mechanisms that it has)
+ROWS: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
+    "one machine, TCP, random": ("postcopy.py", (*BENCH, "--host", "--accel", "tcg", "--memory", "256", "--no-preempt",
+                                                 "--load", "disjoint"), "exits off", ANY),
+    "zeros, 4 channels": ("postcopy.py", (*LAB, *CHANNELS, "--load", "zeros"), "4 channels", (*ANY, "zeros", "turn")),
+    "hot, 4 channels": ("postcopy.py", (*LAB, *CHANNELS, "--load", "hot"), "4 channels",
+                        (*ANY, "hot", "zeros", "turn")),
+    "Linux guest": ("async.py", ("--icount", "--rate", "0", "--delay", "500", "--bandwidth", "1000", "--cpus", "2",
+                                 "--memory", "48"), "exits, async", (*ANY, "hot", "around")),
+    "hot, nothing set": ("postcopy.py", (*LAB, "--no-preempt", "--load", "hot"), "exits on", (*ANY, "hot")),
+    "hot": ("postcopy.py", (*LAB, "--load", "hot"), "exits on", (*ANY, "hot")),
+    "random": ("postcopy.py", (*LAB, "--load", "disjoint"), "exits on", ANY),
+    "sequential, 4 channels": ("postcopy.py", (*LAB, *CHANNELS, "--load", "sequential"), "4 channels",
+                               (*ANY, "zeros", "turn")),
+}
+
+
+def name_of(row):
+    return "ablation-" + "-".join(row.replace(",", "").lower().split())
+
+
+def figures_of(row, rounds):
+    """(what the vCPUs lost, p99) of each round by mechanism; "" is with all."""
+    program, words, variant, mechanisms = ROWS[row]
+    variants = [variant, *(variant + postcopy.WITHOUT + m for m in mechanisms)]
+    name = name_of(row)
+    subprocess.run([sys.executable, Path(__file__).with_name(program), *words, "--rounds", str(rounds), "--name", name,
+                    "--ways" if program == "async.py" else "--variants", *variants], cwd=ROOT, check=True)
+    [run] = json.loads((REPORTS / f"{name}.json").read_text())["runs"]
+    if program == "async.py":
+        return {v.partition(postcopy.WITHOUT)[2]: [(1e6 / r["computed"], None) for r in runs]
+                for v, runs in run["ways"].items()}
+    return {v.partition(postcopy.WITHOUT)[2]: [(r["stall_ms"], r["missed_p99_us"]) for r in runs]
+            for v, runs in run["variants"].items()}
+
+
+def ratios(of, mechanism):
+    """Without it to with it: stall, p99 if there is one."""
+    both = zip(zip(*of[mechanism], strict=True), zip(*of[""], strict=True), strict=True)
+    return [statistics.median(a) / statistics.median(b) for a, b in both if a[0] is not None]
+
+
+def show(measured):
+    print("Without to with: what the vCPUs lost, 99th percentile\n")
+    lines = [("", *measured)]
+    verdicts = []
+    for mechanism, (_, what) in postcopy.MECHANISMS.items():
+        of = {row: ratios(figures, mechanism) for row, figures in measured.items() if mechanism in figures}
+        gains = sum(max(r) >= GAIN for r in of.values())
+        lines.append((mechanism, *(", ".join(f"{r:.2f}" for r in of[row]) if row in of else "" for row in measured)))
+        verdicts.append(f"{mechanism} ({what}): gains a tenth in {gains} of {len(of)} rows"
+                        + (": it is to go" if gains < 2 <= len(of) else ""))
+    print("\n".join(aligned(lines)), *verdicts, sep="\n")
+
+
+def run(options):
+    about = bench.about()
+    if unknown := set(options.rows) - set(ROWS):
+        raise ProgramError(f"no row {', '.join(sorted(unknown))}: there are {', '.join(ROWS)}")
+    measured = {}
+    for row in options.rows:
+        say(f"row {row}")
+        measured[row] = figures_of(row, options.rounds)
+    text = f"{options.rounds} rounds.\n```\n{bench.printed(show, measured)}```\n"
+    bench.write("ablation", {"about": about, "settings": {"rounds_count": options.rounds}, "rows": {
+        row: {m or "all": [{"stall_ms": stall, "missed_p99_us": p99} for stall, p99 in runs] for m, runs in of.items()}
+        for row, of in measured.items()}}, "What each mechanism gains", text)
+
+
+def main():
+    parser = cli.parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="migrations of each variant in a row (3)")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", default=list(ROWS), help=f"only these ({'; '.join(ROWS)})")
+    cli.main("bench", run, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
