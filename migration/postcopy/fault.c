@@ -169,15 +169,6 @@ static int postcopy_fault_request(MigrationIncomingState *mis,
     return mis->postcopy->source->request(mis, page, more);
 }
 
-/* No vCPU waits in postcopy_fault_wait() for the answer to a request */
-static void postcopy_fault_receive(MigrationIncomingState *mis,
-                                   const PostcopyPage *page)
-{
-    if (postcopy_fault_fetches(mis)) {
-        postcopy_fetch_receive(mis, page->channel);
-    }
-}
-
 bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
                          const PostcopyFault *fault)
 {
@@ -193,7 +184,6 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
         /* If it cannot be sent, recovery sends it */
         postcopy_fault_request(mis, &missed, fault->more);
     }
-    postcopy_fault_receive(mis, &missed);
     return false;
 }
 
@@ -305,10 +295,6 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
     if (state == POSTCOPY_PAGE_REQUEST) {
         postcopy_fault_send(mis, &missed, send);
     }
-    /* What is read while one page is waited for is one channel's */
-    if (waiter->come || waiter->channel != missed.channel) {
-        postcopy_fault_receive(mis, &missed);
-    }
     return state;
 }
 
@@ -320,7 +306,6 @@ void postcopy_fault_send_deferred(MigrationIncomingState *mis)
     while (n < POSTCOPY_FAULT_FLUSH &&
            postcopy_requests_next_deferred(mis->postcopy->requests, &page)) {
         postcopy_fault_request(mis, &page, true);
-        postcopy_fault_receive(mis, &page);
         n++;
     }
     mis->postcopy->source->flush(mis);
@@ -352,9 +337,6 @@ static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
      */
     if (qatomic_read(&cpu->thread_kicked)) {
         postcopy_waiter_kick(&vf->waiter);
-    }
-    if (postcopy_fault_fetches(mis)) {
-        postcopy_fetch_read(mis, &vf->waiter);
     }
     placed = postcopy_request_wait(mis->postcopy->requests, &vf->waiter);
     trace_postcopy_fault_exit_end(cpu->cpu_index, placed);
@@ -548,7 +530,6 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
                          RAM_ADDR_FMT, idstr, page->start);
             return;
         }
-        postcopy_fault_receive(mis, page);
         trace_postcopy_fault_ask_again(idstr, page->start);
         if ((i + 1) % POSTCOPY_FAULT_FLUSH == 0) {
             mis->postcopy->source->flush(mis);

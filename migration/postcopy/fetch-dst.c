@@ -1,9 +1,9 @@
 /*
  * Postcopy: fetch channels, on the destination
  *
- * Whoever misses a page writes its request to the page's channel.  A vCPU that
- * waits then reads what comes back, places it, and wakes who else waits; if
- * there is none, the channel's thread does.
+ * A thread that misses a page writes the request to the page's channel.  The
+ * channel's own thread reads what comes back, places it, and wakes those that
+ * wait.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -18,8 +18,6 @@
 #include "qapi/util.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
-#include "io/channel-socket.h"
-#include "migration/inject.h"
 #include "migration/options.h"
 #include "migration/qemu-file.h"
 #include "migration/ram.h"
@@ -41,8 +39,6 @@
  * a thread that has more to do sleeps less often, and so does the source's
  */
 #define POSTCOPY_FETCH_SHARE 4
-
-QEMU_BUILD_BUG_ON(POSTCOPY_REQUEST_CHANNELS < POSTCOPY_FETCH_CHANNELS_MAX);
 
 unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
                                const PostcopyPage *page)
@@ -97,19 +93,10 @@ static void postcopy_fetch_flush(MigrationIncomingState *mis)
     }
 }
 
-void postcopy_fetch_receive(MigrationIncomingState *mis, unsigned channel)
-{
-    postcopy_turn_want(&mis->postcopy->fetch->channels[channel].turn);
-}
-
 static bool postcopy_fetch_wait_end(MigrationIncomingState *mis, int ms)
 {
     PostcopyFetch *fetch = mis->postcopy->fetch;
 
-    qatomic_set(&fetch->ending, true);
-    for (unsigned i = 0; i < fetch->n; i++) {
-        postcopy_fetch_receive(mis, i);
-    }
     QEMU_LOCK_GUARD(&fetch->lock);
     if (fetch->ended < fetch->n) {
         qemu_cond_timedwait(&fetch->changed, &fetch->lock, ms);
@@ -133,7 +120,6 @@ PostcopyFetch *postcopy_fetch_new(MigrationIncomingState *mis)
         fetch->channels[i].mis = mis;
         fetch->channels[i].id = i;
         qemu_mutex_init(&fetch->channels[i].lock);
-        postcopy_turn_init(&fetch->channels[i].turn, postcopy_fetch_expected);
     }
     return fetch;
 }
@@ -315,16 +301,7 @@ bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
     for (unsigned i = 0; i < fetch->n; i++) {
         PostcopyFetchChannel *ch = &fetch->channels[i];
         g_autofree char *name = g_strdup_printf("mig/dst/fetch%u", i);
-        QIOChannel *ioc = qemu_file_get_ioc(ch->in);
 
-        ch->frame = (PostcopyFrame) { };
-        ch->more = ch->ended = ch->failed = false;
-        /* What TLS has read already, poll() does not know of */
-        postcopy_turn_start(&ch->turn,
-                            object_dynamic_cast(OBJECT(ioc),
-                                                TYPE_QIO_CHANNEL_SOCKET) &&
-                            !migration_inject_without("turn")
-                            ? QIO_CHANNEL_SOCKET(ioc)->fd : -1);
         WITH_QEMU_LOCK_GUARD(&ch->lock) {
             ch->active = true;
         }
@@ -340,19 +317,16 @@ void postcopy_fetch_stop(MigrationIncomingState *mis)
 
     /* Who starts and stops is one thread at a time: active stays as it is */
     postcopy_fetch_break_incoming(mis);
-    qatomic_set(&fetch->ending, true);
     for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
         PostcopyFetchChannel *ch = &fetch->channels[i];
 
         if (ch->active) {
-            postcopy_turn_want(&ch->turn);
             qemu_thread_join(&ch->thread);
         }
         QEMU_LOCK_GUARD(&ch->lock);
         ch->active = false;
         postcopy_fetch_close_channel(ch);
     }
-    qatomic_set(&fetch->ending, false);
     WITH_QEMU_LOCK_GUARD(&fetch->lock) {
         fetch->ended = 0;
     }

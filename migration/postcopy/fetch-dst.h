@@ -8,7 +8,6 @@
 #define MIGRATION_POSTCOPY_FETCH_DST_H
 
 #include "migration/qemu-file.h"
-#include "fetch-reader.h"
 #include "fetch-wire.h"
 #include "fetch.h"
 
@@ -18,25 +17,16 @@ typedef struct PostcopyFetchChannel {
     /* Protects what is below, and each request until it is in out */
     QemuMutex lock;
     /*
-     * The thread has been started: requests may be sent, and there is a turn.
-     * Who starts and stops may read it without the lock.
+     * The thread has been started: requests may be sent.  The thread that
+     * starts and stops it reads this without the lock.
      */
     bool active;
     QemuThread thread;
+    /* Of the thread while active */
     QEMUFile *in;
     QEMUFile *out;
     /* Block of the last frame in out */
     RAMBlock *last;
-
-    /* Whose turn it is has in, and what is below, while active */
-    PostcopyTurn turn;
-    /* The last frame; and what is to come of its pages yet, or length 0 */
-    PostcopyFrame frame;
-    /* More may come, unasked */
-    bool more;
-    bool ended;
-    /* There was an error in what came, which has been reported */
-    bool failed;
 } PostcopyFetchChannel;
 
 struct PostcopyFetch {
@@ -44,8 +34,6 @@ struct PostcopyFetch {
     unsigned n;
     PostcopyFetchChannel channels[POSTCOPY_FETCH_CHANNELS_MAX];
     PostcopyFetchCounts counts[POSTCOPY_FETCH_CHANNELS_MAX];
-    /* Atomic: threads read until the end */
-    bool ending;
     /*
      * Protects what is below, and, after the channel's own lock, that a
      * channel's in is there.  Held for no more than a shutdown().
@@ -57,9 +45,6 @@ struct PostcopyFetch {
 };
 
 /* Of fetch-receive.c */
-
-/* PostcopyTurn.expected(), for .turn of a PostcopyFetchChannel */
-unsigned postcopy_fetch_expected(PostcopyTurn *turn);
 
 /*
  * In the channel's thread: receive until the connection ends.  Returns whether

@@ -297,20 +297,16 @@ static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
     return at - offset;
 }
 
-/*
- * Pages that are in no bitmap any more.  @more: frames may follow whose pages
- * were not requested.  With the channel's lock.
- */
+/* Pages that are in no bitmap any more.  With the channel's lock. */
 static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
                                      ram_addr_t start, ram_addr_t length,
-                                     bool zero, bool more)
+                                     bool zero)
 {
     PostcopyFrame frame = {
         .type = zero ? POSTCOPY_FRAME_ZERO : POSTCOPY_FRAME_PAGES,
         .rb = rb,
         .offset = start,
         .length = length,
-        .more = more,
     };
     PostcopyFetchCounts *counts = &ch->s->postcopy->counts[ch->id];
     bool release = migrate_release_ram() && migration_in_postcopy();
@@ -339,7 +335,7 @@ static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
  * whose neighbourhood more of them are looked for.
  */
 static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
-                               ram_addr_t start, ram_addr_t end, bool more)
+                               ram_addr_t start, ram_addr_t end)
 {
     bool zeros = false;
 
@@ -348,7 +344,7 @@ static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
         ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
 
         zeros |= zero;
-        postcopy_fetch_put_alike(ch, rb, start, length, zero, more || zeros);
+        postcopy_fetch_put_alike(ch, rb, start, length, zero);
         start += length;
     }
     return zeros;
@@ -390,7 +386,7 @@ static void postcopy_fetch_put_mask(PostcopyFetchSource *ch, RAMBlock *rb,
         mask &= ~MAKE_64BIT_MASK(first, pages);
         /* What another thread has sent since is left out */
         while (at < end && ram_claim_host_pages(rb, &at, end, &run_end)) {
-            postcopy_fetch_put(ch, rb, at, run_end, mask || run_end < end);
+            postcopy_fetch_put(ch, rb, at, run_end);
             at = run_end;
         }
     }
@@ -427,18 +423,13 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
 {
     ram_addr_t at = frame->offset, end = at + frame->length, run_end, begin = 0;
     uint64_t around = 0;
-    bool zeros = false;
+    bool sent = false, zeros = false;
 
     QEMU_LOCK_GUARD(&ch->lock);
     while (at < end && !qemu_file_get_error(ch->out) &&
            ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
-        if (!more) {
-            around = postcopy_fetch_around(frame->rb, frame->offset,
-                                           postcopy_background_along(ch->s) *
-                                           qemu_target_page_size(), true,
-                                           &begin);
-        }
-        zeros |= postcopy_fetch_put(ch, frame->rb, at, run_end, around);
+        zeros |= postcopy_fetch_put(ch, frame->rb, at, run_end);
+        sent = true;
         at = run_end;
     }
     if (more && !zeros && ch->unsent < POSTCOPY_FETCH_BATCH) {
@@ -450,6 +441,11 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
                                            POSTCOPY_FETCH_ZEROS, false,
                                            &begin);
             around = postcopy_fetch_zeros(frame->rb, begin, around);
+        } else if (sent && !more) {
+            around = postcopy_fetch_around(frame->rb, frame->offset,
+                                           postcopy_background_along(ch->s) *
+                                           qemu_target_page_size(), true,
+                                           &begin);
         }
         postcopy_fetch_put_mask(ch, frame->rb, begin, around);
     }

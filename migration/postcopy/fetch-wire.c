@@ -17,8 +17,7 @@ typedef struct QEMU_PACKED PostcopyFrameHeader {
     uint8_t type;
     /* 0: the same block as in the frame before */
     uint8_t name_length;
-    uint8_t more;
-    uint8_t zero;
+    uint16_t zero;
     uint32_t length;
     uint64_t offset;
 } PostcopyFrameHeader;
@@ -75,7 +74,6 @@ void postcopy_frame_put(QEMUFile *f, const PostcopyFrame *frame,
         .name_length = strlen(name),
         .length = cpu_to_be32(frame->length),
         .offset = cpu_to_be64(frame->offset),
-        .more = frame->more,
     };
 
     qemu_put_buffer(f, (const uint8_t *)&header, sizeof(header));
@@ -123,17 +121,14 @@ bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
         error_setg(errp, "an offset of more than this host's addresses have");
         return false;
     }
-    frame->more = header.more;
-
     if (from_source ? header.type < POSTCOPY_FRAME_PAGES ||
-                      header.type > POSTCOPY_FRAME_END || header.more > 1
-                    : header.type != POSTCOPY_FRAME_REQUEST || header.more) {
+                      header.type > POSTCOPY_FRAME_END
+                    : header.type != POSTCOPY_FRAME_REQUEST) {
         error_setg(errp, "invalid frame of type %u", header.type);
         return false;
     }
     if (header.type == POSTCOPY_FRAME_END) {
-        if (header.name_length || header.length || header.offset ||
-            header.more) {
+        if (header.name_length || header.length || header.offset) {
             error_setg(errp, "invalid end");
             return false;
         }

@@ -14,7 +14,7 @@
 
 /* "QPFC": a connection that begins so is a fetch channel */
 #define POSTCOPY_HELLO_MAGIC 0x51504643
-#define POSTCOPY_HELLO_VERSION 3
+#define POSTCOPY_HELLO_VERSION 4
 
 /* The first that each side says.  Big endian. */
 typedef struct QEMU_PACKED PostcopyHello {
@@ -47,8 +47,6 @@ typedef struct PostcopyFrame {
     /* In bytes, multiples of the block's host page size */
     ram_addr_t offset;
     ram_addr_t length;
-    /* From the source: a frame may follow whose pages were not requested */
-    bool more;
 } PostcopyFrame;
 
 PostcopyHello postcopy_hello(unsigned channels, unsigned channel);

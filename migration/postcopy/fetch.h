@@ -86,16 +86,6 @@ PostcopyFetch *postcopy_fetch_new(MigrationIncomingState *mis);
 unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
                                const PostcopyPage *page);
 
-/* See that answers by @channel are received, though no vCPU waits */
-void postcopy_fetch_receive(MigrationIncomingState *mis, unsigned channel);
-
-/*
- * A vCPU waits for a page, and may receive others meanwhile.  Returns when
- * postcopy_request_wait() has to be called.  In the vCPU's thread, without the
- * BQL.
- */
-void postcopy_fetch_read(MigrationIncomingState *mis, PostcopyWaiter *waiter);
-
 /*
  * Whether the channels of this migration are there, if there are to be any.
  * Takes no lock.

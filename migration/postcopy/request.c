@@ -50,9 +50,8 @@ struct PostcopyRequests {
     bool active;
     /* Address of a host page -> PostcopyRequest */
     GHashTable *pages;
-    /* How many there are, and by which connection: read without the lock */
+    /* How many there are: read without the lock */
     unsigned number;
-    unsigned numbers[POSTCOPY_REQUEST_CHANNELS];
     /* Entries that the sender is to send */
     QTAILQ_HEAD(, PostcopyRequest) deferred;
     /* Pages that are being placed, PostcopyClaimed: one for each channel */
@@ -119,16 +118,6 @@ uint64_t postcopy_meter_mean(const PostcopyMeter *meter)
     return postcopy_latency_mean(&all);
 }
 
-/* Under the lock: an entry has come, or goes */
-static void postcopy_request_counted(PostcopyRequests *r,
-                                     PostcopyRequest *req, int n)
-{
-    unsigned *number = &r->numbers[req->page.channel];
-
-    qatomic_set(&r->number, r->number + n);
-    qatomic_set(number, *number + n);
-}
-
 static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
                                     const PostcopyPage *page)
 {
@@ -142,7 +131,7 @@ static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
     *req = (PostcopyRequest) { .page = *page };
     req->since = get_clock();
     g_hash_table_insert(r->pages, page->host, req);
-    postcopy_request_counted(r, req, 1);
+    qatomic_set(&r->number, r->number + 1);
     return req;
 }
 
@@ -178,20 +167,8 @@ static void postcopy_request_end(PostcopyRequests *r, PostcopyRequest *req,
     if (req->deferred) {
         QTAILQ_REMOVE(&r->deferred, req, next_deferred);
     }
-    postcopy_request_counted(r, req, -1);
+    qatomic_set(&r->number, r->number - 1);
     QSLIST_INSERT_HEAD(&r->free_requests, req, next_free);
-}
-
-static void postcopy_waiter_wake(PostcopyWaiter *waiter)
-{
-    EventNotifier *notifier;
-
-    /* A full barrier: the waiter sees why it is woken, or is seen to poll() */
-    qemu_event_set(&waiter->woken);
-    notifier = qatomic_read(&waiter->notifier);
-    if (notifier) {
-        event_notifier_set(notifier);
-    }
 }
 
 /* System calls, outside of the lock */
@@ -210,7 +187,7 @@ static void postcopy_wake_waiters(PostcopyWaiterList *wake)
          * then looks once too often.
          */
         qatomic_store_release(&waiter->done, true);
-        postcopy_waiter_wake(waiter);
+        qemu_event_set(&waiter->woken);
     }
 }
 
@@ -391,7 +368,6 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
 
     if (waiter) {
         waiter->page = received ? NULL : page->host;
-        waiter->channel = received ? 0 : req->page.channel;
         r->stats.populated += received;
         r->stats.exits += !received && !known;
     } else {
@@ -730,11 +706,6 @@ unsigned postcopy_requests_number(PostcopyRequests *r)
     return qatomic_read(&r->number);
 }
 
-unsigned postcopy_requests_number_of(PostcopyRequests *r, unsigned channel)
-{
-    return qatomic_read(&r->numbers[channel]);
-}
-
 void postcopy_waiter_init(PostcopyWaiter *waiter)
 {
     *waiter = (PostcopyWaiter) { };
@@ -749,10 +720,5 @@ void postcopy_waiter_destroy(PostcopyWaiter *waiter)
 void postcopy_waiter_kick(PostcopyWaiter *waiter)
 {
     qatomic_store_release(&waiter->kicked, true);
-    postcopy_waiter_wake(waiter);
-}
-
-bool postcopy_waiter_is_woken(PostcopyWaiter *waiter)
-{
-    return qatomic_load_acquire(&waiter->done) || qatomic_read(&waiter->kicked);
+    qemu_event_set(&waiter->woken);
 }

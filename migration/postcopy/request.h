@@ -8,13 +8,9 @@
 #define MIGRATION_POSTCOPY_REQUEST_H
 
 #include "qapi/qapi-types-migration.h"
-#include "qemu/event_notifier.h"
 #include "qemu/queue.h"
 #include "qemu/thread.h"
 #include "exec/cpu-common.h"
-
-/* Connections by which pages can be requested, at most */
-#define POSTCOPY_REQUEST_CHANNELS 16
 
 /*
  * One entry per host page that was requested and not received.  All functions
@@ -61,20 +57,14 @@ typedef struct PostcopyWaiter {
      * thread that has placed it, without the lock; or NULL.  Constant.
      */
     void (*come)(struct PostcopyWaiter *waiter);
-    /* Set when the page has come, the waiter was kicked, or its turn has come */
+    /* Set when the page has come, or the waiter was kicked */
     QemuEvent woken;
-    /* Set as well if not NULL: the waiter sleeps in poll().  Atomic. */
-    EventNotifier *notifier;
     /* Host page that is awaited, or NULL.  Under the lock. */
     void *page;
     /* It has come.  Release by who took it out of the list, acquire by us. */
     bool done;
     /* Atomic: set before @woken is */
     bool kicked;
-    /* By which connection the page was requested; its own thread's */
-    unsigned channel;
-    /* Under the lock of a PostcopyTurn */
-    QTAILQ_ENTRY(PostcopyWaiter) next_waiting;
     /* In the list of those to wake: belongs to who wakes, until done is set */
     QSLIST_ENTRY(PostcopyWaiter) next_woken;
 } PostcopyWaiter;
@@ -309,8 +299,6 @@ unsigned postcopy_requests_outstanding(PostcopyRequests *r,
 
 /* The same, about: takes no lock */
 unsigned postcopy_requests_number(PostcopyRequests *r);
-/* Of these, how many were requested by @channel */
-unsigned postcopy_requests_number_of(PostcopyRequests *r, unsigned channel);
 
 void postcopy_waiter_init(PostcopyWaiter *waiter);
 void postcopy_waiter_destroy(PostcopyWaiter *waiter);
@@ -321,8 +309,5 @@ void postcopy_waiter_destroy(PostcopyWaiter *waiter);
  * postcopy_request_begin(), for what the kicker wants.
  */
 void postcopy_waiter_kick(PostcopyWaiter *waiter);
-
-/* Whether the page has come, or the waiter was kicked */
-bool postcopy_waiter_is_woken(PostcopyWaiter *waiter);
 
 #endif

@@ -44,6 +44,8 @@ def total(line, thread):
 
 def at(points, x):
     """y there: between two points (x, y), as if it had advanced evenly."""
+    if points[0][0] == x:
+        return points[0][1]
     for (a, y), (b, z) in itertools.pairwise(points):
         if a <= x <= b:
             return y + (z - y) * (x - a) / (b - a) if b > a else y

@@ -46,7 +46,6 @@ MECHANISMS: dict[str, tuple[tuple[str, ...], str]] = {
     "neighbours": ((), "pages side by side are placed together"),
     "zeros": ((), "pages of zeros around a requested one go along with it, by fetch channels"),
     "around": ((), "pages around one that a guest's kernel has missed are requested"),
-    "turn": ((), "vCPUs read fetch channels by themselves"),
 }
 BACKENDS = ("anonymous", "memfd", "hugetlb")
 # Parameters of the guest.

@@ -11,7 +11,7 @@ from qemu.qmp import ExecuteError
 from tests.lab import other_qemu
 from tests.lab.arches import both_interfaces, listed, on_both
 from tests.lab.backends import guest_on
-from tests.lab.fetch_proxy import END, HEADER, HELLO_SIZE, PAGES, REQUEST, ZERO, FetchWire
+from tests.lab.fetch_proxy import END, HEADER, HELLO_SIZE, PAGES, REQUEST, FetchWire
 from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.proxy import MAIN, Close
@@ -50,17 +50,6 @@ class Holds(Requests):
             self.held_back = True
         else:
             send(data)
-
-
-class LateZeros(FetchWire):
-    """Those around a page that was requested come when nobody waits for that page any more."""
-    more = 0
-
-    def frame(self, frame, send):
-        if self.more and frame.type == ZERO:
-            time.sleep(0.02)
-        self.more = frame.more
-        send(frame.pack())
 
 
 def assert_same(source, destination, unread=0.5):
@@ -125,20 +114,6 @@ def test_few_pages(lab, exits):
         assert first["pages"] > 50
         assert sum(c["requests"] for c in others) <= first["requests"] / 20
         pair.finish_fast()
-
-
-@on_both()
-def test_rest_of_an_answer(lab):
-    """It comes when the guest waits for nothing any more, and is read nevertheless: not by who misses the next page."""
-    with Pair(lab, exits="on", fetch=1, cpus=1, pattern="zerowrite", zero=90, mem=16, rest=1000) as pair:
-        pair.postcopy(wire(pair, LateZeros).uri, bandwidth=64 << 10)
-        until(lambda: channels(pair.source)[0]["zero-pages"] > 10, "zeros come")
-        seen = []
-        for _ in range(40):
-            time.sleep(0.25)
-            seen.append(channels(pair.source) == channels(pair.destination))
-        print(seen)
-        assert seen.count(True) > 10
 
 
 def test_beside_preempt(lab):
@@ -315,13 +290,12 @@ LIES = {
     "no-block": (lambda frame, send: send(replace(frame, name=b"nothing").pack()), "no block 'nothing'"),
     "type": (lambda frame, send: send(replace(frame, type=9).pack()), "invalid frame of type 9"),
     "request": (lambda frame, send: send(replace(frame, type=REQUEST).pack()), "invalid frame of type 1"),
-    "end": (lambda frame, send: send(replace(frame, type=END, name=b"", more=0, length=0, offset=0, body=b"").pack()),
+    "end": (lambda frame, send: send(replace(frame, type=END, name=b"", length=0, offset=0, body=b"").pack()),
             "behind the end"),
     "short": (short, "paused"),
 }
 
 
-# With exits, a vCPU's thread reads it.
 @pytest.mark.parametrize("lie, exits", [
     ("outside", "on"), ("short", "on"), *(pytest.param(lie, "off", marks=slow) for lie in LIES)])
 def test_lie(place, lie, exits):

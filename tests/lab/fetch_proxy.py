@@ -10,7 +10,7 @@ from typing import Any
 from tests.lab.proxy import MAIN, Copy, Send, Wire
 
 HELLO_SIZE = 12
-HEADER = struct.Struct(">BBBBIQ")    # type, length of the name, more, 0, length, offset
+HEADER = struct.Struct(">BBHIQ")     # type, length of the name, 0, length, offset
 REQUEST, PAGES, ZERO, END = range(1, 5)
 
 
@@ -21,18 +21,17 @@ class Frame:
     length: int
     offset: int
     body: bytes = b""
-    more: int = 0   # a frame may follow whose pages were not requested
 
     def pack(self) -> bytes:
-        head = HEADER.pack(self.type, len(self.name), self.more, 0, self.length, self.offset)
+        head = HEADER.pack(self.type, len(self.name), 0, self.length, self.offset)
         return head + self.name + self.body
 
 
 def frames(stream: BufferedReader) -> Iterator[Frame]:
     while len(head := stream.read(HEADER.size)) == HEADER.size:
-        kind, name_length, more, _, length, offset = HEADER.unpack(head)
+        kind, name_length, _, length, offset = HEADER.unpack(head)
         name = stream.read(name_length)
-        yield Frame(kind, name, length, offset, stream.read(length) if kind == PAGES else b"", more)
+        yield Frame(kind, name, length, offset, stream.read(length) if kind == PAGES else b"")
 
 
 class FetchWire(Wire):
