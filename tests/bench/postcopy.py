@@ -325,14 +325,16 @@ def run(options):
         if options.peer:
             other_qemu.put(lab)
         about |= machine(lab, [STOCK, FORK] + [PEER] * options.peer)
-        network = Network(lab, options.delay, options.bandwidth, options.loss) if options.network else None
-        for n in range(options.rounds):
-            first = n % len(names)
-            for case in cases:
-                for variant in names[first:] + names[:first]:
-                    say(f"round {n + 1} of {options.rounds}: {name_of(case)}, {variant}")
-                    with offers(lab, variant):
-                        measured[case][variant].append(migrate(lab, variant, case, options, network))
+        link = (Network(lab, options.delay, options.bandwidth, options.loss) if options.network
+                else contextlib.nullcontext())
+        with link as network:
+            for n in range(options.rounds):
+                first = n % len(names)
+                for case in cases:
+                    for variant in names[first:] + names[:first]:
+                        say(f"round {n + 1} of {options.rounds}: {name_of(case)}, {variant}")
+                        with offers(lab, variant):
+                            measured[case][variant].append(migrate(lab, variant, case, options, network))
     publish(options, about, network, measured)
 
 
@@ -391,7 +393,8 @@ def main():
                         + "; ".join(f"{name}, {what}" for name, (_, what) in MECHANISMS.items()))
     parser.add_argument("--delay", type=int, metavar="US",
                         help="microseconds that each direction of a link between the QEMUs takes")
-    parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT", help="of such a link, per second")
+    parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT",
+                        help="of such a link, per second; with --host, as root, no delay")
     parser.add_argument("--loss", type=float, default=0, metavar="PERCENT", help="of such a link's packets")
     parser.add_argument("--name", help="of the report (postcopy)")
     options = parser.parse_args()
@@ -401,8 +404,6 @@ def main():
     options.name = options.name or ("postcopy-host" if options.host else "postcopy")
     if (options.peer or options.bitmap) and options.host:
         parser.error("--peer and --bitmap are for the lab")
-    if options.network and options.host:
-        parser.error("--delay, --bandwidth and --loss are for the lab: they need a network name space")
     if options.exits and (not options.host or options.accel == "kvm"):
         parser.error("--exits is for --host with TCG")
     if options.rounds is None:

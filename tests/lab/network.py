@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A network between the two QEMUs of a lab: the destination has a network name space of its own,
-and between it and the rest lies a link with a delay and a bandwidth (tc netem)."""
+"""A network between the two QEMUs of a lab, or of this machine: the destination has a network name space of its own,
+and between it and the rest lies a link with a delay and a bandwidth (tc netem), or on this machine with a bandwidth
+alone (tc tbf)."""
+import os
 import shutil
+from types import TracebackType
+from typing import Self
 
 from tests.lab.cli import ProgramError
+from tests.lab.host import Host
 from tests.lab.lab import Place
 from tests.lab.pair import QMP_PORT
 
@@ -11,6 +16,8 @@ SPACE = "destination"
 HERE, THERE = "10.9.0.1", "10.9.0.2"
 # Packets in a queue: more than a TCP window has, as a queue that is full would lose some.
 QUEUE_PACKETS = 100000
+# The same, in bytes.
+QUEUE_BYTES = 64 << 20
 
 
 def programs() -> list[str]:
@@ -22,19 +29,29 @@ def programs() -> list[str]:
 
 
 class Network:
-    """delay_us, loss_percent: of each direction; bandwidth_mbit: of each direction, or 0 for no limit."""
+    """delay_us, loss_percent: of each direction; bandwidth_mbit: of each direction, or 0 for no limit. On this machine
+    it is a context manager, and a run that has been killed before is cleaned up."""
 
     uri = f"tcp:{THERE}:4010"
 
     def __init__(self, lab: Place, delay_us: int, bandwidth_mbit: int, loss_percent: float = 0) -> None:
         ip, tc = programs()
+        self.lab = lab
+        self.remove = f"{ip} netns del {SPACE} 2>/dev/null" if isinstance(lab, Host) else ":"
         self.wrapper = (ip, "netns", "exec", SPACE)
-        netem = f"root netem limit {QUEUE_PACKETS} delay {delay_us}us"
+        rule = f"netem limit {QUEUE_PACKETS} delay {delay_us}us"
         if bandwidth_mbit:
-            netem += f" rate {bandwidth_mbit}mbit"
+            rule += f" rate {bandwidth_mbit}mbit"
         if loss_percent:
-            netem += f" loss {loss_percent}%"
-        lab.run(f"""set -e
+            rule += f" loss {loss_percent}%"
+        if isinstance(lab, Host):
+            if delay_us or loss_percent or not bandwidth_mbit:
+                raise ProgramError("a link of this machine has a bandwidth, neither delay nor loss")
+            if os.geteuid():
+                raise ProgramError("a link of this machine is made by root only")
+            rule = f"tbf rate {bandwidth_mbit}mbit burst 64kb limit {QUEUE_BYTES}"
+        lab.run(f"""{self.remove}
+            set -e
             mkdir -p /run
             {ip} netns add {SPACE}
             {ip} link add here type veth peer name there netns {SPACE}
@@ -43,12 +60,21 @@ class Network:
             {ip} -n {SPACE} addr add {THERE}/24 dev there
             {ip} -n {SPACE} link set there up
             {ip} -n {SPACE} link set lo up
-            {tc} qdisc add dev here {netem}
-            {tc} -n {SPACE} qdisc add dev there {netem}""", check=True)
-        # The host reaches QMP of the destination through the link. QEMU may not listen yet.
-        port = QMP_PORT["destination"]
-        self.relay = lab.job(f"exec nc -ll -p {port} -e sh -c "
-                             f"'until nc {THERE} {port} 2>/dev/null; do sleep 0.1; done'")
-        times = lab.run(f"ping -c 5 -i 0.2 -q {THERE}", check=True).output.splitlines()[-1]
+            {tc} qdisc add dev here root {rule}
+            {tc} -n {SPACE} qdisc add dev there root {rule}""", check=True)
+        # QMP of the destination, which may not listen yet.
+        port = lab.port(QMP_PORT["destination"])
+        there = " ".join(self.wrapper)
+        self.relay = lab.job(f"exec busybox nc -ll -p {port} -e sh -c "
+                             f"'until {there} busybox nc 127.0.0.1 {port} 2>/dev/null; do sleep 0.1; done'")
+        times = lab.run(f"busybox ping -c 5 -i 0.2 -q {THERE}", check=True).output.splitlines()[-1]
         # round-trip min/avg/max = 2.3/2.5/2.9 ms
         self.round_trip_us = float(times.split("=")[1].split("/")[1]) * 1000
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.relay.kill()
+        self.lab.run(self.remove)

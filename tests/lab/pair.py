@@ -89,7 +89,7 @@ def event_us(event: Mapping[str, Any]) -> int:
 
 
 def listens(lab: Place, port: int) -> bool:
-    return not lab.run(f"grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp").rc
+    return not lab.run(f"grep -qs ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6").rc
 
 
 class Heard(logging.Handler):
