@@ -23,7 +23,6 @@
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "io/channel-tls.h"
-#include "migration/inject.h"
 #include "migration/migration-stats.h"
 #include "migration/options.h"
 #include "migration/qemu-file.h"
@@ -42,12 +41,6 @@
  * destination reads by one.  The first of them waits for the last.
  */
 #define POSTCOPY_FETCH_BATCH (32 * KiB)
-
-/*
- * Around a page that was requested, zeros are looked for: in bytes, aligned.
- * While the destination places them, the guest misses the next page.
- */
-#define POSTCOPY_FETCH_ZEROS (64 * KiB)
 
 typedef struct PostcopyFetchSource {
     MigrationState *s;
@@ -330,55 +323,39 @@ static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
     }
 }
 
-/*
- * The same, of whichever contents.  Returns whether there are zeros in them, in
- * whose neighbourhood more of them are looked for.
- */
-static bool postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
+/* The same, of whichever contents */
+static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
                                ram_addr_t start, ram_addr_t end)
 {
-    bool zeros = false;
-
     while (start < end) {
         bool zero;
         ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
 
-        zeros |= zero;
         postcopy_fetch_put_alike(ch, rb, start, length, zero);
         start += length;
     }
-    return zeros;
 }
 
 /*
- * Which pages are still to be sent in the @window, in bytes, around @near, and if
- * @along, may go along with that one: a mask, from *@begin on
+ * The pages around @near for which the link has the time, and which were not
+ * requested: a request would cost more.  With the channel's lock.
  */
-static uint64_t postcopy_fetch_around(RAMBlock *rb, ram_addr_t near,
-                                      ram_addr_t window, bool along,
-                                      ram_addr_t *begin)
-{
-    ram_addr_t end;
-    unsigned n;
-
-    *begin = QEMU_ALIGN_DOWN(near, window);
-    end = MIN(*begin + window, rb->used_length);
-    /* A page that is larger, or not all in the block, is nobody's neighbour */
-    n = (end - *begin) / qemu_ram_pagesize(rb);
-    /* A discarded page must not be read; one that has been sent need not be */
-    return n && !memory_region_has_ram_discard_manager(rb->mr)
-           ? ram_dirty_host_pages(rb, *begin, MIN(n, 64), along) : 0;
-}
-
-/*
- * The pages of @mask, which were not requested: a request would cost more.  With
- * the channel's lock.
- */
-static void postcopy_fetch_put_mask(PostcopyFetchSource *ch, RAMBlock *rb,
-                                    ram_addr_t begin, uint64_t mask)
+static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
+                                     ram_addr_t near)
 {
     size_t size = qemu_ram_pagesize(rb);
+    ram_addr_t window = postcopy_background_along(ch->s) *
+                        qemu_target_page_size();
+    ram_addr_t begin = QEMU_ALIGN_DOWN(near, window);
+    /* A page that is larger, or not all in the block, is nobody's neighbour */
+    unsigned n = (MIN(begin + window, rb->used_length) - begin) / size;
+    uint64_t mask;
 
+    /* A discarded page must not be read */
+    if (!n || memory_region_has_ram_discard_manager(rb->mr)) {
+        return;
+    }
+    mask = ram_dirty_host_pages(rb, begin, n, true);
     while (mask) {
         unsigned first = ctz64(mask), pages = cto64(mask >> first);
         ram_addr_t at = begin + first * size, end = at + pages * size, run_end;
@@ -390,20 +367,6 @@ static void postcopy_fetch_put_mask(PostcopyFetchSource *ch, RAMBlock *rb,
             at = run_end;
         }
     }
-}
-
-/* Of a mask, those that are zeros, which seldom lie alone */
-static uint64_t postcopy_fetch_zeros(RAMBlock *rb, ram_addr_t begin,
-                                     uint64_t mask)
-{
-    size_t size = qemu_ram_pagesize(rb);
-
-    for (uint64_t rest = mask; rest; rest &= rest - 1) {
-        if (!buffer_is_zero(rb->host + begin + ctz64(rest) * size, size)) {
-            mask &= ~(1ull << ctz64(rest));
-        }
-    }
-    return mask;
 }
 
 /* With the channel's lock */
@@ -421,34 +384,23 @@ static int postcopy_fetch_flush(PostcopyFetchSource *ch)
 static int postcopy_fetch_serve(PostcopyFetchSource *ch,
                                 const PostcopyFrame *frame, bool more)
 {
-    ram_addr_t at = frame->offset, end = at + frame->length, run_end, begin = 0;
-    uint64_t around = 0;
-    bool sent = false, zeros = false;
+    ram_addr_t at = frame->offset, end = at + frame->length, run_end;
+    bool sent = false;
 
     QEMU_LOCK_GUARD(&ch->lock);
     while (at < end && !qemu_file_get_error(ch->out) &&
            ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
-        zeros |= postcopy_fetch_put(ch, frame->rb, at, run_end);
+        postcopy_fetch_put(ch, frame->rb, at, run_end);
         sent = true;
         at = run_end;
     }
-    if (more && !zeros && ch->unsent < POSTCOPY_FETCH_BATCH) {
+    if (more && ch->unsent < POSTCOPY_FETCH_BATCH) {
         return qemu_file_get_error(ch->out);
     }
-    if (!postcopy_fetch_flush(ch)) {
-        if (zeros && !migration_inject_without("zeros")) {
-            around = postcopy_fetch_around(frame->rb, frame->offset,
-                                           POSTCOPY_FETCH_ZEROS, false,
-                                           &begin);
-            around = postcopy_fetch_zeros(frame->rb, begin, around);
-        } else if (sent && !more) {
-            around = postcopy_fetch_around(frame->rb, frame->offset,
-                                           postcopy_background_along(ch->s) *
-                                           qemu_target_page_size(), true,
-                                           &begin);
-        }
-        postcopy_fetch_put_mask(ch, frame->rb, begin, around);
+    if (postcopy_fetch_flush(ch) || more || !sent) {
+        return qemu_file_get_error(ch->out);
     }
+    postcopy_fetch_put_along(ch, frame->rb, frame->offset);
     return postcopy_fetch_flush(ch);
 }
 

@@ -44,7 +44,6 @@ MECHANISMS: dict[str, tuple[tuple[str, ...], str]] = {
     "hot": ((), "the background begins with what was written last"),
     "along": ((), "pages around a requested one go along with it"),
     "neighbours": ((), "pages side by side are placed together"),
-    "zeros": ((), "pages of zeros around a requested one go along with it, by fetch channels"),
     "around": ((), "pages around one that a guest's kernel has missed are requested"),
 }
 BACKENDS = ("anonymous", "memfd", "hugetlb")
