@@ -250,10 +250,6 @@ bool postcopy_background_wait(MigrationState *s)
                 woken = !qemu_sem_timedwait(&s->rate_limit_sem, 0);
             }
             b->waiting = false;
-            /* A queue that runs empty meanwhile has not been too short */
-            if (woken) {
-                b->window.link.full = b->window.path.full = false;
-            }
         }
         if (woken) {
             /* Whoever serves a request takes one for it */

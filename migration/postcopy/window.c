@@ -6,10 +6,7 @@
  * would lie in a queue, and whatever is sent now would wait behind it.
  *
  * The time of a round trip is the fastest answer's, and the most that has left
- * a queue per second tells how much that is in bytes.  A queue that has run
- * empty while it held the background back, so that less has left it, may have
- * more from then on: a thread that is off its processor for some ms reads or
- * sends too late.
+ * a queue per second tells how much that is in bytes.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -42,7 +39,6 @@
 #define SHARE           4
 #define LINK_SLACK_NS   (750 * SCALE_US)
 #define PATH_SLACK_NS   (8 * SCALE_MS)
-#define SLACK_MOST_NS   (256 * SCALE_MS)
 
 /* A round takes so many ns, or a round trip, whichever is longer */
 #define ROUND_NS        (10 * SCALE_MS)
@@ -108,15 +104,14 @@ static void queue_begin_round(PostcopyQueue *q, int64_t now)
 {
     q->round_ns = now;
     q->round_left = q->left;
-    q->was_full = q->was_empty = false;
+    q->was_full = false;
 }
 
 static void queue_begin(PostcopyQueue *q, int64_t now, int64_t slack)
 {
     q->rate = q->last_rate = q->mean = 0;
-    q->slack = q->least_slack = slack;
+    q->slack = slack;
     q->span_ns = now;
-    q->full = false;
     q->growing = STALE_ROUNDS;
     queue_begin_round(q, now);
 }
@@ -155,9 +150,9 @@ bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint32_t *number)
     return true;
 }
 
-/* At @now, @left bytes have left @q, and @in are in it */
+/* At @now, @left bytes have left @q */
 static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
-                       uint64_t left, uint64_t in)
+                       uint64_t left)
 {
     /* Answers come in bursts: a thread reads whatever has come */
     int64_t least = q->growing && q == &w->link ? SHORT_ROUND_NS : ROUND_NS;
@@ -168,8 +163,6 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
     if (window_little(w)) {
         return;
     }
-    q->was_empty |= q->full && !in;
-    q->full = false;
     if (w->least_delay != INT64_MAX) {
         least = MAX(least, w->least_delay);
     }
@@ -178,9 +171,6 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
     }
     if (q->was_full) {
         rate = (left - q->round_left) * 1000000 / (ns / SCALE_US);
-        if (q->was_empty && rate < MAX(q->rate, q->last_rate) / 8 * 7) {
-            q->slack = MIN(q->slack * 2, SLACK_MOST_NS);
-        }
         if (rate > MAX(q->rate, q->last_rate) / 4 * 5) {
             q->growing = q->growing ? STALE_ROUNDS : 0;
         } else {
@@ -191,7 +181,6 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
         if (now - q->span_ns >= window_span_ns(w)) {
             q->last_rate = q->rate;
             q->rate = 0;
-            q->slack = MAX(q->slack / 2, q->least_slack);
             q->span_ns = now;
         }
         window_set_limits(w);
@@ -226,7 +215,7 @@ bool postcopy_window_pong(PostcopyWindow *w, int64_t now, uint32_t number)
         w->least_delay = w->delay;
         w->least_ns = now;
     }
-    queue_look(w, &w->path, now, w->pings[n].sent, w->sent - w->pings[n].sent);
+    queue_look(w, &w->path, now, w->pings[n].sent);
     if (w->probing && w->path.left >= w->step_end) {
         window_end_step(w, now);
     } else if (!w->probing && now - w->least_ns >= window_span_ns(w)) {
@@ -242,7 +231,7 @@ void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
                           uint64_t in_link)
 {
     w->in_link = in_link;
-    queue_look(w, &w->link, now, bytes - in_link, in_link);
+    queue_look(w, &w->link, now, bytes - in_link);
 }
 
 bool postcopy_window_full(PostcopyWindow *w)

@@ -15,9 +15,8 @@ typedef struct PostcopyQueue {
     /* Bytes: that may be in it, and that have left it since it was made */
     uint64_t limit;
     uint64_t left;
-    /* ns: what leaves it in these it may hold for no round trip; at least */
+    /* ns: what leaves it in these it may hold for no round trip */
     int64_t slack;
-    int64_t least_slack;
     /*
      * Bytes per second: the most of a round in this span of seconds, and in the
      * last one; and when this one began
@@ -34,8 +33,6 @@ typedef struct PostcopyQueue {
     bool full;
     /* The background was held back in this round, by whichever queue */
     bool was_full;
-    /* It ran empty in this round while it held the background back */
-    bool was_empty;
     /* Rounds until its rate no longer counts as growing with its limit; or 0 */
     unsigned growing;
 } PostcopyQueue;
