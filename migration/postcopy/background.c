@@ -232,7 +232,7 @@ bool postcopy_background_wait(MigrationState *s)
                                  postcopy_background_in_link(b));
             full = b->answers && postcopy_window_full(&b->window);
             until = !full ? MIN(b->next_ns, end) :
-                b->window.path.full ? end : MIN(now + LINK_MS * SCALE_MS, end);
+                b->window.path_full ? end : MIN(now + LINK_MS * SCALE_MS, end);
             /* A post for nobody would be taken for a request, for ever */
             b->waiting = full && now < until;
         }

@@ -2,8 +2,8 @@
  * Postcopy: fetch channels, on the destination
  *
  * A thread that misses a page writes the request to the page's channel.  The
- * channel's own thread reads what comes back, places it, and wakes those that
- * wait.
+ * channel's own thread reads the answer, places the page, and wakes the vCPUs
+ * that wait for it.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

@@ -238,9 +238,9 @@ bool postcopy_window_full(PostcopyWindow *w)
 {
     uint64_t away = w->sent - w->path.left;
 
-    w->link.full = w->in_link && w->in_link + w->slice > w->link.limit;
-    w->path.full = away && away + w->slice > w->path.limit;
-    if (w->link.full || w->path.full) {
+    w->path_full = away && away + w->slice > w->path.limit;
+    if (w->path_full ||
+        (w->in_link && w->in_link + w->slice > w->link.limit)) {
         w->link.was_full = w->path.was_full = true;
         return true;
     }

@@ -29,8 +29,6 @@ typedef struct PostcopyQueue {
     /* In a round, which has some ms: when it began, and left then */
     int64_t round_ns;
     uint64_t round_left;
-    /* It held the background back when last asked */
-    bool full;
     /* The background was held back in this round, by whichever queue */
     bool was_full;
     /* Rounds until its rate no longer counts as growing with its limit; or 0 */
@@ -71,6 +69,8 @@ typedef struct PostcopyWindow {
     int64_t least_ns;
     /* That of the last answer */
     int64_t delay;
+    /* The path held the background back when postcopy_window_full() was asked */
+    bool path_full;
     /*
      * Steps until least_delay has been found with little on the way, and sent at
      * the begin of this step: it ends when that is answered
@@ -108,8 +108,8 @@ void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
                           uint64_t in_link);
 
 /*
- * Whether the next slice has to wait: w->link.full for the link, w->path.full
- * for an answer
+ * Whether the next slice has to wait: with w->path_full for an answer, else for
+ * the link
  */
 bool postcopy_window_full(PostcopyWindow *w);
 

@@ -24,7 +24,7 @@ from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.network import Network, programs
 from tests.lab.other_qemu import PEER
-from tests.lab.pair import FORK, INJECT, MIB, STOCK, until
+from tests.lab.pair import FORK, MIB, STOCK, until
 from tests.lab.paths import below
 from tests.lab.proxy import SlowWire
 
@@ -71,12 +71,8 @@ def watch(pair, before, qemu):
 
 
 def migrate(lab, network, way, cpus, options):
-    name, _, without = way.partition(postcopy.WITHOUT)
-    qemu, exits, asynchronous = WAYS[name]
-    words, _ = postcopy.MECHANISMS.get(without, ((), ""))
-    inject = qemu == FORK and postcopy.tells(options.ways)
-    qemu = INJECT if inject else qemu
-    wrapper = bench.wrapper(inject, "" if words else without)
+    qemu, exits, asynchronous = WAYS[way.partition(postcopy.WITHOUT)[0]]
+    qemu, words, wrapper = postcopy.build_of(way, qemu, postcopy.tells(options.ways))
     on = ASYNC_PF[lab.arch] if qemu not in (STOCK, PEER) else ()
     memory_mb = options.memory * cpus
     with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False, source_wrapper=wrapper,

@@ -160,21 +160,26 @@ def tells(variants):
     return any(not MECHANISMS[name.partition(WITHOUT)[2]][0] for name in variants or () if WITHOUT in name)
 
 
+def build_of(variant, qemu, inject):
+    """The QEMU of a variant, words of its source, and words before its command; inject: the fork is the build for
+    tests."""
+    without = variant.partition(WITHOUT)[2]
+    words = MECHANISMS[without][0] if without else ()
+    inject = inject and qemu == FORK
+    return INJECT if inject else qemu, words, bench.wrapper(inject, "" if words else without)
+
+
 def uri_of(lab, transport):
     return URIS[transport].format(tmp=lab.tmp, port=lab.port(FIRST_MIGRATION_PORT))
 
 
 def migrate(lab, variant, case, options, network=None):
     """One migration; its figures."""
-    name, _, without = variant.partition(WITHOUT)
-    qemu, exits, fetch = VARIANTS[name]
-    words, _ = MECHANISMS.get(without, ((), ""))
-    inject = qemu == FORK and (options.exits or tells(options.variants))
-    qemu = INJECT if inject else qemu
+    qemu, exits, fetch = VARIANTS[variant.partition(WITHOUT)[0]]
+    qemu, words, source_wrapper = build_of(variant, qemu, options.exits or tells(options.variants))
     huge = case.backend == "hugetlb"
     # Without channels of their own, requested pages share the limit.
     bandwidth = 0 if not options.preempt else options.background * (16 if huge else 1) * MIB
-    source_wrapper = bench.wrapper(inject, "" if words else without)
     wrapper = ("busybox", "time", "-v", *source_wrapper)
     with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=case.backend,
               capabilities=("events", *("postcopy-preempt",) * options.preempt), cpus=case.vcpus,
@@ -343,8 +348,8 @@ def publish(options, about, network, measured):
                 "transport": options.transport, "rounds_count": options.rounds}
     transport = {"tcp": "TCP within one machine", "unix": "a unix socket"}[options.transport]
     if network:
-        settings |= {"transport": "netem", "delay_us": options.delay, "bandwidth_mbit_per_s": options.bandwidth,
-                     "loss_percent": options.loss,
+        settings |= {"transport": "tbf" if options.host else "netem", "delay_us": options.delay,
+                     "bandwidth_mbit_per_s": options.bandwidth, "loss_percent": options.loss,
                      "ping_round_trip_us": network.round_trip_us}
         lost = f", {options.loss} % of packets lost" if options.loss else ""
         transport = (f"TCP through a link with {options.delay} us of delay in each direction and "

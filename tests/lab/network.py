@@ -39,17 +39,18 @@ class Network:
         self.lab = lab
         self.remove = f"{ip} netns del {SPACE} 2>/dev/null" if isinstance(lab, Host) else ":"
         self.wrapper = (ip, "netns", "exec", SPACE)
-        rule = f"netem limit {QUEUE_PACKETS} delay {delay_us}us"
-        if bandwidth_mbit:
-            rule += f" rate {bandwidth_mbit}mbit"
-        if loss_percent:
-            rule += f" loss {loss_percent}%"
         if isinstance(lab, Host):
             if delay_us or loss_percent or not bandwidth_mbit:
                 raise ProgramError("a link of this machine has a bandwidth, neither delay nor loss")
             if os.geteuid():
                 raise ProgramError("a link of this machine is made by root only")
             rule = f"tbf rate {bandwidth_mbit}mbit burst 64kb limit {QUEUE_BYTES}"
+        else:
+            rule = f"netem limit {QUEUE_PACKETS} delay {delay_us}us"
+            if bandwidth_mbit:
+                rule += f" rate {bandwidth_mbit}mbit"
+            if loss_percent:
+                rule += f" loss {loss_percent}%"
         lab.run(f"""{self.remove}
             set -e
             mkdir -p /run

@@ -130,7 +130,7 @@ static double run_until(Source *s, int64_t end)
         if (w->answered != w->pinged) {
             next = s->answers[w->answered % POSTCOPY_WINDOW_PINGS];
         }
-        if (!w->path.full) {
+        if (!w->path_full) {
             next = MIN(next, s->now + SCALE_MS);
         }
         g_assert_cmpint(next, !=, INT64_MAX);
