@@ -46,15 +46,18 @@
  * destination busy for so long, and so many at most: a request of its own takes
  * the processors of both sides as long
  */
-#define ALONG_US        128
+#define ALONG_US        96
 #define ALONG_MOST      16
+
+/* The background's last so many pages tell what a page takes */
+#define MEAN_PAGES      64
 
 /* Bandwidth that was not used for so many ns may be used later */
 #define BURST_NS        (2 * SCALE_MS)
 
 /* How long to wait for an answer, and until the link is looked at anew */
 #define WAIT_MS         100
-#define LINK_MS         1
+#define LINK_US         250
 
 void postcopy_background_init(PostcopyBackground *b)
 {
@@ -109,7 +112,8 @@ void postcopy_background_begin(MigrationState *s)
 
     QEMU_LOCK_GUARD(&b->lock);
     b->active = s->postcopy_window && migrate_postcopy_ram();
-    b->slice_complete = false;
+    b->unpaid = 0;
+    b->page_bytes = qemu_target_page_size();
     b->link_fd = postcopy_background_link(ioc);
     b->file_bytes = qemu_file_transferred(s->to_dst_file);
     b->next_ns = get_clock();
@@ -122,33 +126,35 @@ void postcopy_background_begin(MigrationState *s)
 bool postcopy_background_sent(MigrationState *s, unsigned pages)
 {
     PostcopyBackground *b = &s->postcopy->background;
+    uint64_t before = b->file_bytes;
     uint64_t bytes;
+    int64_t page;
 
     if (!b->active) {
         return false;
     }
+    b->file_bytes = qemu_file_transferred(s->to_dst_file);
     /* Those of other channels are on their way, too */
-    bytes = qemu_file_transferred(s->to_dst_file);
-    WITH_QEMU_LOCK_GUARD(&b->lock) {
-        b->slice_complete = postcopy_window_sent(&b->window,
-            bytes - b->file_bytes + pages * PAGE_COST);
-    }
-    b->file_bytes = bytes;
-    return b->slice_complete;
+    bytes = b->file_bytes - before + pages * PAGE_COST;
+    b->unpaid += bytes;
+    QEMU_LOCK_GUARD(&b->lock);
+    /* No page has more, but those of other channels are in bytes as well */
+    page = MIN(bytes / pages, qemu_target_page_size() + PAGE_COST);
+    b->page_bytes += (page - b->page_bytes) / MEAN_PAGES;
+    return postcopy_window_sent(&b->window, bytes);
 }
 
 unsigned postcopy_background_along(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
-    uint64_t rate = 0;
-    unsigned pages;
+    unsigned pages = 1;
 
     WITH_QEMU_LOCK_GUARD(&b->lock) {
         if (b->active && !migration_inject_without("along")) {
-            rate = postcopy_window_rate(&b->window);
+            pages = MIN(postcopy_window_rate(&b->window) * ALONG_US / 1000000 /
+                        b->page_bytes, ALONG_MOST);
         }
     }
-    pages = MIN(rate * ALONG_US / 1000000 / qemu_target_page_size(), ALONG_MOST);
     pages = MAX(pages, 1);
     trace_postcopy_along(pages);
     return pages;
@@ -157,27 +163,27 @@ unsigned postcopy_background_along(MigrationState *s)
 void postcopy_background_ping(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
-    uint64_t bytes, rate;
+    uint64_t rate = migrate_max_postcopy_bandwidth();
     uint32_t number;
+    bool ping;
     int64_t now;
 
-    if (!b->active || !b->slice_complete) {
+    if (!b->active) {
         return;
     }
     now = get_clock();
-    WITH_QEMU_LOCK_GUARD(&b->lock) {
-        bytes = b->window.unpinged;
-        if (!postcopy_window_ping(&b->window, now, &number)) {
-            return;
-        }
-    }
-    b->slice_complete = false;
-    rate = migrate_max_postcopy_bandwidth();
     if (rate) {
         b->next_ns = MAX(b->next_ns, now - BURST_NS) +
-            bytes * NANOSECONDS_PER_SECOND / rate;
+            b->unpaid * NANOSECONDS_PER_SECOND / rate;
     }
-    qemu_savevm_send_ping(s->to_dst_file, PING_TAG | (number & ~PING_TAG_MASK));
+    b->unpaid = 0;
+    WITH_QEMU_LOCK_GUARD(&b->lock) {
+        ping = postcopy_window_ping(&b->window, now, &number);
+    }
+    if (ping) {
+        qemu_savevm_send_ping(s->to_dst_file,
+                              PING_TAG | (number & ~PING_TAG_MASK));
+    }
 }
 
 /* Called with @lock held */
@@ -232,12 +238,17 @@ bool postcopy_background_wait(MigrationState *s)
                                  postcopy_background_in_link(b));
             full = b->answers && postcopy_window_full(&b->window);
             until = !full ? MIN(b->next_ns, end) :
-                b->window.path_full ? end : MIN(now + LINK_MS * SCALE_MS, end);
+                b->window.path_full ? end : MIN(now + LINK_US * SCALE_US, end);
             /* A post for nobody would be taken for a request, for ever */
             b->waiting = full && now < until;
         }
         if (now >= until) {
             break;
+        }
+        /* A semaphore's wait takes a ms at least; then a request has to wait */
+        if (until - now < SCALE_MS) {
+            g_usleep((until - now) / SCALE_US);
+            until = now;
         }
         woken = !qemu_sem_timedwait(&s->rate_limit_sem,
                                     DIV_ROUND_UP(until - now, SCALE_MS));

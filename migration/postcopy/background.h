@@ -23,21 +23,23 @@ typedef struct PostcopyBackground {
     /* Protects all up to waiting, and is taken for the writes of active */
     QemuMutex lock;
     PostcopyWindow window;
+    /* Bytes of a target page with PAGE_COST, on average; not 0 */
+    int64_t page_bytes;
     /* Somebody reads what the destination says */
     bool answers;
     /* The migration thread sleeps on rate_limit_sem until a PONG posts it */
     bool waiting;
-    /* Of the migration thread: a slice is complete, and has no PING yet */
-    bool slice_complete;
     /* Of the migration thread: to_dst_file's TCP connection, or -1 */
     int link_fd;
     /* Of the migration thread: qemu_file_transferred() behind the last page */
     uint64_t file_bytes;
     /*
      * Of the migration thread: CLOCK_MONOTONIC in ns from which on
-     * max-postcopy-bandwidth lets it send the next slice
+     * max-postcopy-bandwidth lets it send the next slice; and bytes that are
+     * not in it yet
      */
     int64_t next_ns;
+    uint64_t unpaid;
 } PostcopyBackground;
 
 /* With PostcopyOutgoing */
@@ -61,12 +63,11 @@ unsigned postcopy_background_along(MigrationState *s);
 
 /*
  * @pages target pages were sent on the main channel.  Returns whether a slice is
- * complete, so that the section should end and postcopy_background_ping() be
- * called.  Migration thread.
+ * complete, so that the section should end.  Migration thread.
  */
 bool postcopy_background_sent(MigrationState *s, unsigned pages);
 
-/* Between sections: send a PING if a slice is complete.  Migration thread. */
+/* Behind a section: send a PING if it is time for one.  Migration thread. */
 void postcopy_background_ping(MigrationState *s);
 
 /*

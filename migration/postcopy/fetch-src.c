@@ -387,6 +387,7 @@ static int postcopy_fetch_serve(PostcopyFetchSource *ch,
     ram_addr_t at = frame->offset, end = at + frame->length, run_end;
     bool sent = false;
 
+    ram_note_request(frame->rb, at);
     QEMU_LOCK_GUARD(&ch->lock);
     while (at < end && !qemu_file_get_error(ch->out) &&
            ram_claim_host_pages(frame->rb, &at, end, &run_end)) {

@@ -21,14 +21,16 @@
 #define QUEUE_LEAST     (64 * KiB)
 #define QUEUE_FIRST     (256 * KiB)
 #define QUEUE_MOST      (256 * MiB)
+/* The link's queue is filled in so many slices */
+#define SLICES          8
 /*
- * A slice takes a fraction of a ms.  But so many are in a window at least, so
- * that answers come steadily, and what is sent in between acknowledges those of
- * a peer that has Nagle's algorithm; and so many at most
+ * A PING follows each ms.  But so many are on their way at least, so that
+ * answers come steadily, and what is sent in between acknowledges those of a
+ * peer that has Nagle's algorithm; and so many at most
  */
-#define SLICES_PER_S    1000
-#define SLICES_LEAST    4
-#define SLICES_MOST     (POSTCOPY_WINDOW_PINGS / 2)
+#define PINGS_PER_S     1000
+#define PINGS_LEAST     4
+#define PINGS_MOST      (POSTCOPY_WINDOW_PINGS / 2)
 
 /*
  * A queue may hold what leaves it in this share of a round trip, and in so many
@@ -37,7 +39,7 @@
  * and to answer before any of it is seen to have left
  */
 #define SHARE           4
-#define LINK_SLACK_NS   (750 * SCALE_US)
+#define LINK_SLACK_NS   (350 * SCALE_US)
 #define PATH_SLACK_NS   (8 * SCALE_MS)
 
 /* A round takes so many ns, or a round trip, whichever is longer */
@@ -71,9 +73,14 @@ static bool window_little(const PostcopyWindow *w)
     return w->probing && w->probing <= PROBE_LITTLE;
 }
 
+static uint64_t queue_rate(const PostcopyQueue *q)
+{
+    return MAX(q->rate, q->last_rate);
+}
+
 static void queue_set_limit(const PostcopyWindow *w, PostcopyQueue *q)
 {
-    uint64_t rate = MAX(q->rate, q->last_rate);
+    uint64_t rate = queue_rate(q);
     int64_t ns = w->least_delay;
 
     if (window_little(w)) {
@@ -90,14 +97,13 @@ static void queue_set_limit(const PostcopyWindow *w, PostcopyQueue *q)
 
 static void window_set_limits(PostcopyWindow *w)
 {
-    uint64_t size;
-
     queue_set_limit(w, &w->link);
     queue_set_limit(w, &w->path);
-    size = MIN(w->link.limit, w->path.limit);
-    w->slice = MAX(w->path.rate, w->path.last_rate) / SLICES_PER_S;
-    w->slice = MIN(MAX(w->slice, size / SLICES_MOST), size / SLICES_LEAST);
-    w->slice = MAX(w->slice, SLICE_LEAST);
+    w->stretch = queue_rate(&w->path) / PINGS_PER_S;
+    w->stretch = MAX(w->stretch, w->path.limit / PINGS_MOST);
+    w->stretch = MIN(w->stretch, w->path.limit / PINGS_LEAST);
+    w->stretch = MAX(w->stretch, SLICE_LEAST);
+    w->slice = MIN(w->stretch, MAX(w->link.limit / SLICES, SLICE_LEAST));
 }
 
 static void queue_begin_round(PostcopyQueue *q, int64_t now)
@@ -109,7 +115,7 @@ static void queue_begin_round(PostcopyQueue *q, int64_t now)
 
 static void queue_begin(PostcopyQueue *q, int64_t now, int64_t slack)
 {
-    q->rate = q->last_rate = q->mean = 0;
+    q->rate = q->last_rate = 0;
     q->slack = slack;
     q->span_ns = now;
     q->growing = STALE_ROUNDS;
@@ -121,7 +127,7 @@ void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left)
     w->answered = w->pinged;
     w->path.left = w->step_end = w->sent;
     w->link.left = left;
-    w->in_link = w->unpinged = 0;
+    w->in_link = w->in_slice = w->unpinged = 0;
     w->least_delay = INT64_MAX;
     w->probing = PROBE_FIRST;
     queue_begin(&w->link, now, LINK_SLACK_NS);
@@ -132,14 +138,20 @@ void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left)
 bool postcopy_window_sent(PostcopyWindow *w, uint64_t bytes)
 {
     w->unpinged += bytes;
-    return w->unpinged >= w->slice;
+    w->in_slice += bytes;
+    if (w->in_slice < w->slice) {
+        return false;
+    }
+    w->in_slice = 0;
+    return true;
 }
 
 bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint32_t *number)
 {
     unsigned n = w->pinged % POSTCOPY_WINDOW_PINGS;
 
-    if (w->pinged - w->answered == POSTCOPY_WINDOW_PINGS) {
+    if (w->unpinged < w->stretch ||
+        w->pinged - w->answered == POSTCOPY_WINDOW_PINGS) {
         return false;
     }
     w->sent += w->unpinged;
@@ -171,13 +183,12 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
     }
     if (q->was_full) {
         rate = (left - q->round_left) * 1000000 / (ns / SCALE_US);
-        if (rate > MAX(q->rate, q->last_rate) / 4 * 5) {
+        if (rate > queue_rate(q) / 4 * 5) {
             q->growing = q->growing ? STALE_ROUNDS : 0;
         } else {
             q->growing -= !!q->growing;
         }
         q->rate = MAX(q->rate, rate);
-        q->mean = q->mean ? q->mean - q->mean / 8 + rate / 8 : rate;
         if (now - q->span_ns >= window_span_ns(w)) {
             q->last_rate = q->rate;
             q->rate = 0;
@@ -238,7 +249,7 @@ bool postcopy_window_full(PostcopyWindow *w)
 {
     uint64_t away = w->sent - w->path.left;
 
-    w->path_full = away && away + w->slice > w->path.limit;
+    w->path_full = away && away + w->unpinged + w->slice > w->path.limit;
     if (w->path_full ||
         (w->in_link && w->in_link + w->slice > w->link.limit)) {
         w->link.was_full = w->path.was_full = true;
@@ -249,6 +260,7 @@ bool postcopy_window_full(PostcopyWindow *w)
 
 uint64_t postcopy_window_rate(const PostcopyWindow *w)
 {
-    /* Zeros count in path for the work that they are, not in link */
-    return w->link.mean ? MIN(w->link.mean, w->path.mean) : w->path.mean;
+    uint64_t link = queue_rate(&w->link), path = queue_rate(&w->path);
+
+    return link ? MIN(link, path) : path;
 }

@@ -24,8 +24,6 @@ typedef struct PostcopyQueue {
     uint64_t rate;
     uint64_t last_rate;
     int64_t span_ns;
-    /* The same of some ten rounds, on average */
-    uint64_t mean;
     /* In a round, which has some ms: when it began, and left then */
     int64_t round_ns;
     uint64_t round_left;
@@ -53,8 +51,11 @@ typedef struct PostcopyWindow {
      * path.left of them have been answered
      */
     uint64_t sent;
-    /* Bytes: how many are to be sent before the next PING, and have been */
+    /* Bytes: how many are to be sent before the next look, and have been */
     uint64_t slice;
+    uint64_t in_slice;
+    /* The same before the next PING */
+    uint64_t stretch;
     uint64_t unpinged;
     /* Numbers of the next PING and of the one that is answered next */
     uint32_t pinged;
@@ -85,12 +86,12 @@ typedef struct PostcopyWindow {
  */
 void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left);
 
-/* @bytes were sent.  Returns whether a PING should follow. */
+/* @bytes were sent.  Returns whether this completes a slice. */
 bool postcopy_window_sent(PostcopyWindow *w, uint64_t bytes);
 
 /*
- * A PING is sent at @now, whose number is returned in @number.  Returns false
- * if too many have not been answered: then none may be sent.
+ * Returns whether a PING is to be sent at @now, with the number in @number:
+ * unless there was one lately, or too many have not been answered.
  */
 bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint32_t *number);
 
@@ -113,7 +114,7 @@ void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
  */
 bool postcopy_window_full(PostcopyWindow *w);
 
-/* What leaves the slower queue on average, in bytes per second; 0: not known */
+/* What leaves the slower queue, in bytes per second; 0: not known */
 uint64_t postcopy_window_rate(const PostcopyWindow *w);
 
 #endif

@@ -57,7 +57,7 @@ LOADS: dict[str, dict[str, Any]] = {
     "samehuge": {"pattern": "samehuge"},        # different pages of the same huge page
     "zeros": {"pattern": "zerowrite", "zero": 90},  # disjoint; most pages are zero, and read before written
 }
-Case = namedtuple("Case", "backend load vcpus")
+Case = namedtuple("Case", "backend load vcpus background_mib_per_s")
 # Stock QEMU leaves TCP_NODELAY off: some requests wait 40 ms for a delayed acknowledgement.
 URIS = {"tcp": "tcp:127.0.0.1:{port}", "unix": "unix:{tmp}/migration.sock"}
 TICKS_PER_S = 100       # of /proc/PID/stat
@@ -179,7 +179,7 @@ def migrate(lab, variant, case, options, network=None):
     qemu, words, source_wrapper = build_of(variant, qemu, options.exits or tells(options.variants))
     huge = case.backend == "hugetlb"
     # Without channels of their own, requested pages share the limit.
-    bandwidth = 0 if not options.preempt else options.background * (16 if huge else 1) * MIB
+    bandwidth = 0 if not options.preempt else case.background_mib_per_s * (16 if huge else 1) * MIB
     wrapper = ("busybox", "time", "-v", *source_wrapper)
     with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=case.backend,
               capabilities=("events", *("postcopy-preempt",) * options.preempt), cpus=case.vcpus,
@@ -240,7 +240,8 @@ MEASURED = (
     ("switch to the last page (ms)", "switch_to_last_page_ms", "{:.0f}"),
 )
 def name_of(case):
-    return f"{case.backend} memory, {case.load} load, {case.vcpus} vCPUs"
+    background = f", background {case.background_mib_per_s} MiB/s" if case.background_mib_per_s else ""
+    return f"{case.backend} memory, {case.load} load, {case.vcpus} vCPUs{background}"
 
 
 def table(results):
@@ -274,7 +275,7 @@ def draw(name, title, measured):
         panels: dict[str, dict[str, dict[int, list[float]]]] = {}
         for case, of in measured.items():
             for v, runs in of.items():
-                curve = panels.setdefault(f"{case.backend} memory, {case.load} load", {}).setdefault(v, {})
+                curve = panels.setdefault(name_of(case).replace(f", {case.vcpus} vCPUs", ""), {}).setdefault(v, {})
                 curve[case.vcpus] = [run["pages_per_s"] for run in runs]
         pictures.rates(f"{name}-rates", title, panels, "pages/s, all vCPUs")
         drawn.append((f"{name}-rates", "rates over vCPUs"))
@@ -322,8 +323,9 @@ def run(options):
              and (not options.variants or name in options.variants or VARIANTS[name][0] == PEER)]
     names += [name for name in without if name in (options.variants or ())]
     # Huge pages: one of them at a time is what vCPUs meet in.
-    cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus)
-             for backend in options.backends for load in options.load or [None] for vcpus in options.cpus]
+    cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus, background)
+             for backend in options.backends for load in options.load or [None] for vcpus in options.cpus
+             for background in options.background]
     measured: dict[Case, dict[str, list[Figures]]] = {case: {variant: [] for variant in names} for case in cases}
     with place as lab:
         if options.peer:
@@ -344,8 +346,7 @@ def run(options):
 
 def publish(options, about, network, measured):
     settings = {"icount": options.icount, "exits_by_tcg": options.exits, "memory_mib": options.memory,
-                "preempt": options.preempt, "background_mib_per_s": options.background,
-                "transport": options.transport, "rounds_count": options.rounds}
+                "preempt": options.preempt, "transport": options.transport, "rounds_count": options.rounds}
     transport = {"tcp": "TCP within one machine", "unix": "a unix socket"}[options.transport]
     if network:
         settings |= {"transport": "tbf" if options.host else "netem", "delay_us": options.delay,
@@ -386,7 +387,7 @@ def main():
                         help="of the guest (32; twice as much for hugetlb)")
     parser.add_argument("--load", nargs="+", choices=LOADS,
                         help="how the guest touches memory (disjoint; samehuge for hugetlb)")
-    parser.add_argument("--background", type=int, default=1, metavar="MIB",
+    parser.add_argument("--background", nargs="+", type=int, default=[1], metavar="MIB",
                         help="of pages that nobody asked for, per second (1; for hugetlb 16 times; 0: no limit)")
     parser.add_argument("--fetch", nargs="+", type=int, default=[], metavar="N",
                         help="also with so many fetch channels, and exits on")
