@@ -46,7 +46,7 @@
  * destination busy for so long, and so many at most: a request of its own takes
  * the processors of both sides as long
  */
-#define ALONG_US        96
+#define ALONG_US        128
 #define ALONG_MOST      16
 
 /* The background's last so many pages tell what a page takes */

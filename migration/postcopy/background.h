@@ -56,8 +56,8 @@ void postcopy_background_reset(MigrationState *s);
 void postcopy_background_begin(MigrationState *s);
 
 /*
- * How many pages, side by side and one of them requested, should be sent on a
- * channel for requests, at least 1: see ALONG_US.  Any thread.
+ * How many pages, side by side and one of them requested, should be sent, at
+ * least 1: see ALONG_US.  Any thread.
  */
 unsigned postcopy_background_along(MigrationState *s);
 

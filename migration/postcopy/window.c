@@ -21,8 +21,9 @@
 #define QUEUE_LEAST     (64 * KiB)
 #define QUEUE_FIRST     (256 * KiB)
 #define QUEUE_MOST      (256 * MiB)
-/* The link's queue is filled in so many slices */
+/* The link's queue is filled in so many slices; else each ms has so many */
 #define SLICES          8
+#define SLICES_PER_MS   8
 /*
  * A PING follows each ms.  But so many are on their way at least, so that
  * answers come steadily, and what is sent in between acknowledges those of a
@@ -103,7 +104,9 @@ static void window_set_limits(PostcopyWindow *w)
     w->stretch = MAX(w->stretch, w->path.limit / PINGS_MOST);
     w->stretch = MIN(w->stretch, w->path.limit / PINGS_LEAST);
     w->stretch = MAX(w->stretch, SLICE_LEAST);
-    w->slice = MIN(w->stretch, MAX(w->link.limit / SLICES, SLICE_LEAST));
+    w->slice = queue_rate(&w->link) ? w->link.limit / SLICES :
+        queue_rate(&w->path) / (1000 * SLICES_PER_MS);
+    w->slice = MIN(MAX(w->slice, SLICE_LEAST), w->stretch);
 }
 
 static void queue_begin_round(PostcopyQueue *q, int64_t now)
@@ -249,13 +252,12 @@ bool postcopy_window_full(PostcopyWindow *w)
 {
     uint64_t away = w->sent - w->path.left;
 
+    bool link_full = w->in_link && w->in_link + w->slice > w->link.limit;
+
     w->path_full = away && away + w->unpinged + w->slice > w->path.limit;
-    if (w->path_full ||
-        (w->in_link && w->in_link + w->slice > w->link.limit)) {
-        w->link.was_full = w->path.was_full = true;
-        return true;
-    }
-    return false;
+    w->link.was_full |= link_full;
+    w->path.was_full |= link_full || w->path_full;
+    return link_full || w->path_full;
 }
 
 uint64_t postcopy_window_rate(const PostcopyWindow *w)

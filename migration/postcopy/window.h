@@ -27,7 +27,7 @@ typedef struct PostcopyQueue {
     /* In a round, which has some ms: when it began, and left then */
     int64_t round_ns;
     uint64_t round_left;
-    /* The background was held back in this round, by whichever queue */
+    /* It held the background back in this round; the path's: or link did */
     bool was_full;
     /* Rounds until its rate no longer counts as growing with its limit; or 0 */
     unsigned growing;

@@ -8,9 +8,11 @@ measured, from the moment on at which the guest goes on, by its own clock. The l
 seconds after the switch, the guest's kernel misses its own pages.
 
 With --rate 0 the background is not limited, as by default, and what is measured is the time from the switch until
-all memory has come with stock QEMU (or else the first way) in the same round. Writes build/reports/NAME.json, NAME.md,
-NAME.svg.
+all memory has come with stock QEMU (or else the first way) in the same round. With --host, the QEMUs run on this
+machine by TCG, on its unpatched kernel, and the guest cannot be told of a page. Writes build/reports/NAME.json,
+NAME.md, NAME.svg.
 """
+import contextlib
 import itertools
 import statistics
 import time
@@ -19,6 +21,7 @@ from tests.bench import bench, pictures, postcopy
 from tests.bench.bench import Figures
 from tests.lab import cli, other_qemu
 from tests.lab.cli import ProgramError, say
+from tests.lab.host import Host
 from tests.lab.lab import HIGHRES, Lab
 from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
@@ -82,8 +85,11 @@ def migrate(lab, network, way, cpus, options):
                    computers=0 if options.writers_only else cpus, interval=100) as pair:
         if asynchronous:
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf=asynchronous)
-        uri = pair.listen()
-        uri = network.uri if network else pair.wire_of(SlowWire, uri, delay_us=options.delay).uri
+        if network:
+            uri = network.uri
+            pair.destination.cmd("migrate-incoming", uri=uri)
+        else:
+            uri = pair.wire_of(SlowWire, pair.listen(), delay_us=options.delay).uri
         until(lambda: pair.source.report().lines, "the guest's first report")
         pair.postcopy(uri, bandwidth=int(options.rate * cpus * MIB))
         before = {"ms": pair.source.report().lines[-1]["ms"], **pair.counts_at_switch()}
@@ -191,6 +197,7 @@ def write(about, network, results, options):
     bench.write(name, {"about": about, "settings": {
         "memory_mib_per_vcpu": options.memory, "rate_mib_per_s_per_vcpu": options.rate, "delay_us": options.delay,
         "bandwidth_mbit_per_s": options.bandwidth, "preempt": options.preempt, "icount": options.icount,
+        "accelerator": "tcg" if options.host else "kvm",
         "writers_only": options.writers_only, "rounds_count": rounds},
         "runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]},
         title, text, [(name, title)])
@@ -204,6 +211,13 @@ def one_round(lab, network, n, options):
         yield cpus, way, migrate(lab, network, way, cpus, options)
 
 
+def place(options):
+    if options.host:
+        return Host("tcg")
+    return Lab(name=below("bench-async", options.arch), memory_mb=3072, append=HIGHRES, icount=options.icount,
+               extra=[] if options.arch == "aarch64" else programs(), arch=options.arch)
+
+
 def run(options):
     about = bench.about()
     if options.peer:
@@ -214,16 +228,16 @@ def run(options):
     arm = options.arch == "aarch64"
     network = None
     try:
-        with Lab(name=below("bench-async", options.arch), memory_mb=3072, append=HIGHRES, icount=options.icount,
-                 extra=[] if arm else programs(), arch=options.arch) as lab:
+        with place(options) as lab:
             if options.peer:
                 other_qemu.put(lab)
-            network = None if arm else Network(lab, options.delay, options.bandwidth)
-            for n in range(options.rounds):
-                for cpus, way, figures in list(one_round(lab, network, n, options)):
-                    results[cpus][way].append(figures)
-                for ways in results.values():
-                    of_span({way: runs[-1] for way, runs in ways.items()}, options.seconds if options.rate else 0)
+            link = contextlib.nullcontext() if arm else Network(lab, options.delay, options.bandwidth)
+            with link as network:
+                for n in range(options.rounds):
+                    for cpus, way, figures in list(one_round(lab, network, n, options)):
+                        results[cpus][way].append(figures)
+                    for ways in results.values():
+                        of_span({way: runs[-1] for way, runs in ways.items()}, options.seconds if options.rate else 0)
     finally:
         # Of a run that is broken off, too
         if results[options.cpus[0]][options.ways[0]]:
@@ -239,20 +253,25 @@ def main():
     parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="that each vCPU writes (96)")
     parser.add_argument("--rate", type=float, default=6, metavar="MIB",
                         help="of the background for each vCPU, per second (6; 0: no limit)")
-    parser.add_argument("--delay", type=int, default=4000, metavar="US", help="of each direction (4000)")
+    parser.add_argument("--delay", type=int, metavar="US", help="of each direction (4000; with --host 0)")
     parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT", help="of the link, per second (no limit)")
     parser.add_argument("--no-preempt", dest="preempt", action="store_false", help="without postcopy-preempt")
     parser.add_argument("--ways", nargs="+", metavar="NAME", help=f"only these ({', '.join(WAYS)}), e.g. stock "
                         f"'exits, async' 'exits, async{postcopy.WITHOUT}along', see postcopy.py")
     parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU")
     parser.add_argument("--name", help="of the report (async)")
-    bench.add_icount(parser)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--host", action="store_true", help="on this machine, as root, with --bandwidth and no delay")
+    bench.add_icount(where)
     parser.add_argument("--writers-only", action="store_true", help="no thread computes: the same work in each way")
     parser.add_argument("--seconds", type=float, default=8, help="that are measured (8)")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 8)
     options.cpus = options.cpus or ([1] if options.quick else [1, 2, 4])
-    options.ways = options.ways or (list(WAYS) if options.rate else ["exits, async", "stock"])
+    if options.delay is None:
+        options.delay = 0 if options.host else 4000
+    default = "no exits" if options.host else "exits, async"
+    options.ways = options.ways or ([default, "stock"] if options.host or not options.rate else list(WAYS))
     if unknown := {way.partition(postcopy.WITHOUT)[0] for way in options.ways} - set(WAYS):
         parser.error(f"no way {', '.join(sorted(unknown))}: there are {', '.join(WAYS)}")
     cli.main("bench", run, options)

@@ -407,8 +407,8 @@ def main():
     options.network = options.delay is not None or bool(options.bandwidth or options.loss)
     options.delay = options.delay or 0
     options.name = options.name or ("postcopy-host" if options.host else "postcopy")
-    if (options.peer or options.bitmap) and options.host:
-        parser.error("--peer and --bitmap are for the lab")
+    if options.bitmap and options.host:
+        parser.error("--bitmap is for the lab")
     if options.exits and (not options.host or options.accel == "kvm"):
         parser.error("--exits is for --host with TCG")
     if options.rounds is None:

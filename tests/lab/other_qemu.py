@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 from tests.lab import initramfs
+from tests.lab.host import Host
 from tests.lab.lab import Lab
 from tests.lab.paths import ROOT, qemu
 from tests.lab.text import search
@@ -58,9 +59,12 @@ def _archive() -> bytes:
     return out.getvalue()
 
 
-def put(lab: Lab) -> None:
-    """Have it in the lab as PEER."""
+def put(lab: Host | Lab) -> None:
+    """Have it there as PEER; on this machine, below build."""
     path = qemu("x86_64", PEER)
-    if lab.run(f"test -e {path}").rc:
+    if isinstance(lab, Host):
+        with tarfile.open(fileobj=io.BytesIO(_archive())) as tar:
+            tar.extractall(_WHERE)
+    elif lab.run(f"test -e {path}").rc:
         lab.run(f"mkdir -p {_WHERE} && tar -xz -C {_WHERE}", timeout=120, stdin=_archive(), check=True)
 
