@@ -1,7 +1,7 @@
 /*
  * Postcopy: how much of the background may be on its way
  *
- * The background is sent in slices with a PING behind each, and a slice is held
+ * The background is sent in slices with a PING now and then, and a slice is held
  * back while more is on its way than the time of a round trip needs: the rest
  * would lie in a queue, and whatever is sent now would wait behind it.
  *

@@ -178,8 +178,7 @@ def migrate(lab, variant, case, options, network=None):
     qemu, exits, fetch = VARIANTS[variant.partition(WITHOUT)[0]]
     qemu, words, source_wrapper = build_of(variant, qemu, options.exits or tells(options.variants))
     huge = case.backend == "hugetlb"
-    # Without channels of their own, requested pages share the limit.
-    bandwidth = 0 if not options.preempt else case.background_mib_per_s * (16 if huge else 1) * MIB
+    bandwidth = case.background_mib_per_s * (16 if huge else 1) * MIB
     wrapper = ("busybox", "time", "-v", *source_wrapper)
     with Pair(lab, exits=exits, source=qemu, destination=qemu, backend=case.backend,
               capabilities=("events", *("postcopy-preempt",) * options.preempt), cpus=case.vcpus,
@@ -380,7 +379,7 @@ def main():
     parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
     bench.add_exits(parser)
     parser.add_argument("--no-preempt", dest="preempt", action="store_false",
-                        help="without postcopy-preempt")
+                        help="without postcopy-preempt, and with no limit of the background")
     parser.add_argument("--transport", choices=URIS, default="tcp", help="of the migration (tcp)")
     parser.add_argument("--cpus", nargs="+", type=int, default=[4], help="vCPUs of the guest (4)")
     parser.add_argument("--memory", type=int, default=32, metavar="MIB",
@@ -407,6 +406,9 @@ def main():
     options.network = options.delay is not None or bool(options.bandwidth or options.loss)
     options.delay = options.delay or 0
     options.name = options.name or ("postcopy-host" if options.host else "postcopy")
+    if not options.preempt:
+        # Requested pages have no channel of their own, and share the limit.
+        options.background = [0]
     if options.bitmap and options.host:
         parser.error("--bitmap is for the lab")
     if options.exits and (not options.host or options.accel == "kvm"):
