@@ -132,6 +132,18 @@ static void info_postcopy_window(Monitor *mon, const MigrationInfo *info)
     }
 }
 
+static void info_postcopy_file(Monitor *mon, const MigrationInfo *info)
+{
+    const PostcopyFileInfo *f = info->postcopy_file;
+
+    if (f) {
+        monitor_printf(mon, "postcopy file: %s, %" PRIu64 " of %" PRIu64
+                       " bytes to read, %" PRIu64 " pages missed that the page "
+                       "cache had not\n", f->filename, f->remaining, f->total,
+                       f->uncached);
+    }
+}
+
 static void info_guest_time_host(Monitor *mon, const char *name,
                                       const GuestTimeHost *host)
 {
@@ -190,5 +202,6 @@ void migration_info_hmp_print(Monitor *mon, const MigrationInfo *info)
     info_postcopy_async(mon, info);
     info_postcopy_fetch(mon, info);
     info_postcopy_window(mon, info);
+    info_postcopy_file(mon, info);
     info_guest_time(mon, info);
 }

@@ -7,6 +7,7 @@
 #ifndef MIGRATION_GUEST_TIME_H
 #define MIGRATION_GUEST_TIME_H
 
+#include "qapi/qapi-types-guest-time.h"
 #include "qapi/qapi-types-run-state.h"
 
 /* A host's time of day, and what the host knows of its error */
@@ -150,6 +151,12 @@ void guest_time_warn(const char *fmt, ...) G_GNUC_PRINTF(1, 2);
 
 /* Ticks of a counter of @hz in @ns, which may be negative, to the nearest */
 uint64_t guest_time_ticks(int64_t ns, uint64_t hz);
+
+/*
+ * Of the guest that is about to run: parameter guest-time, or guest-time-restore
+ * if @s was loaded from a file
+ */
+GuestTimePolicy guest_time_policy(const GuestTimeState *s);
 
 /**
  * guest_time_to_count: nanoseconds of guest time that pass in a blackout

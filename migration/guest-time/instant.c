@@ -62,11 +62,22 @@ static GuestTimeHost *guest_time_info_host(const GuestTimeOfDay *t)
     return host;
 }
 
+static bool guest_time_from_file(const GuestTimeState *s)
+{
+    return s->incoming && migration_incoming_get_current()->from_file;
+}
+
+GuestTimePolicy guest_time_policy(const GuestTimeState *s)
+{
+    return guest_time_from_file(s) ? migrate_guest_time_restore()
+                                   : migrate_guest_time();
+}
+
 /* The guest is about to run: nothing is added any more */
-static void guest_time_info_end(GuestTimeInfo *info)
+static void guest_time_info_end(const GuestTimeState *s, GuestTimeInfo *info)
 {
     info->has_policy = true;
-    info->policy = migrate_guest_time();
+    info->policy = guest_time_policy(s);
     qapi_event_send_migration_guest_time(info);
 }
 
@@ -124,7 +135,7 @@ bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
                runstate_is_live(global_state_get_runstate())) {
         error_setg(&err, "the source has not told when it stopped the guest");
         guest_time_info_begin(false, NULL);
-        warn = migrate_guest_time() != GUEST_TIME_POLICY_STOPPED;
+        warn = guest_time_policy(s) != GUEST_TIME_POLICY_STOPPED;
     }
     if (err) {
         g_autofree char *what = g_strdup_printf("%s: %s", error_get_pretty(err),
@@ -144,7 +155,7 @@ bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
         m->info->instant = true;
     }
     if (m->info && (s->valid || s->incoming)) {
-        guest_time_info_end(m->info);
+        guest_time_info_end(s, m->info);
     }
     trace_guest_time_start(get_clock() - s->begun, done);
     m->last_ops = ops;
@@ -169,7 +180,7 @@ void guest_time_state_drop(GuestTimeState *s, const char *why)
     if (s->valid && info) {
         info->instant = false;
         guest_time_info_reason(info, why);
-        guest_time_info_end(info);
+        guest_time_info_end(s, info);
     }
     guest_time_state_forget(s);
 }
@@ -249,7 +260,7 @@ static bool guest_time_find_limits(const GuestTimeState *s, int64_t now,
 int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
 {
     GuestTimeInfo *info = guest_time_current()->info;
-    GuestTimePolicy policy = migrate_guest_time();
+    GuestTimePolicy policy = guest_time_policy(s);
     GuestTimeOfDay now = guest_time_of_day(realtime), then = s->then;
     GuestTimeLimits limits;
     GuestTimeGap gap;
@@ -265,6 +276,7 @@ int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
         now.max_error_us = then.max_error_us = 0;
     }
     why = guest_time_gap(&then, &now, limited ? &limits : NULL,
+                         guest_time_from_file(s) ? UINT64_MAX :
                          migrate_guest_time_max_gap(),
                          policy == GUEST_TIME_POLICY_CONTINUOUS, &gap);
     if (policy == GUEST_TIME_POLICY_STOPPED) {

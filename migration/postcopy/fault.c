@@ -36,6 +36,7 @@
 #include "migration/ram.h"
 #include "fault.h"
 #include "fetch.h"
+#include "file.h"
 #include "incoming.h"
 #include "receive.h"
 #include "trace.h"
@@ -350,8 +351,13 @@ static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
 
 static int postcopy_fault_exit(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
 {
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    const PostcopySource *source = mis->postcopy->source;
     PostcopyPage page = postcopy_page(rb, offset);
 
+    if (source->serve && source->serve(mis, &page, cpu->cpu_index)) {
+        return 1;
+    }
     switch (postcopy_async_fault(cpu, &page)) {
     case POSTCOPY_FAULT_ENTER:
         return 0;
@@ -480,7 +486,8 @@ static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
 
 void postcopy_fault_start(MigrationIncomingState *mis)
 {
-    mis->postcopy->source = postcopy_fetch_latch(mis) ?
+    mis->postcopy->source = postcopy_file_active(mis) ? &postcopy_file :
+                            postcopy_fetch_latch(mis) ?
                             &postcopy_fetch_channels : &postcopy_return_path;
     postcopy_requests_start(mis->postcopy->requests);
     postcopy_fault_exits_enable(mis);

@@ -41,6 +41,11 @@ struct PostcopyIncoming {
     struct PostcopyAsync *async;
     /* Fetch channels; constant */
     struct PostcopyFetch *fetch;
+    /*
+     * The file that has the guest's memory, or NULL.  Written with the BQL;
+     * see file.c.
+     */
+    struct PostcopyFile *file;
     /* Second mappings of shared huge pages; see mirror.h */
     PostcopyMirrors mirrors;
     /* Warns of pages that are late; with the BQL, and so is the time in ms */

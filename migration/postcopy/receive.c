@@ -202,19 +202,36 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                                   tmp->writable);
 }
 
+int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
+                          void *data)
+{
+    void *mirror = postcopy_mirror(page->rb, page->start);
+    PostcopyClaim claim;
+    int ret;
+
+    postcopy_request_claim(mis->postcopy->requests, page, 1, !data, &claim);
+    if (claim.drop) {
+        return 0;
+    }
+    if (data && mirror) {
+        ret = postcopy_mirror_populate(mirror, page->size);
+        if (ret) {
+            postcopy_request_unclaim(mis->postcopy->requests, page);
+            return ret;
+        }
+        data = memcpy(mirror, data, page->size);
+    }
+    return postcopy_receive_place(mis, page, 1, data, claim.uffd, claim.vcpu);
+}
+
 int postcopy_receive_zero(MigrationIncomingState *mis, const PostcopyPage *page)
 {
-    PostcopyClaim claim;
-    int ret = 0;
+    int ret;
 
     if (!postcopy_requests_enter(mis->postcopy->requests)) {
         return 0;
     }
-    postcopy_request_claim(mis->postcopy->requests, page, 1, true, &claim);
-    if (!claim.drop) {
-        ret = postcopy_receive_place(mis, page, 1, NULL, claim.uffd,
-                                     claim.vcpu);
-    }
+    ret = postcopy_receive_page(mis, page, NULL);
     postcopy_requests_leave(mis->postcopy->requests);
     return ret;
 }

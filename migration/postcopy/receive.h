@@ -58,6 +58,17 @@ int postcopy_receive_run_end(MigrationIncomingState *mis, unsigned channel);
 int postcopy_receive_pages(MigrationIncomingState *mis,
                            const PostcopyPage *page, unsigned n, void *data);
 
+/**
+ * postcopy_receive_page: a host page of any size has come, as a whole
+ *
+ * @data: its content, NULL for zeros
+ *
+ * Places it, unless it has been received or another thread does.  Returns 0, or
+ * negative errno after it has reported the error; the page can be placed later.
+ */
+int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
+                          void *data);
+
 /*
  * A page that is never sent was missed: place zeros, unless another thread does
  * or has.  Any thread, no locks needed.  Returns 0, or negative errno after it

@@ -402,6 +402,19 @@ uint64_t postcopy_requests_ahead(PostcopyRequests *r, const PostcopyPage *page,
     return mask;
 }
 
+bool postcopy_requests_served(PostcopyRequests *r, const PostcopyPage *page,
+                              int cpu, uint64_t ns)
+{
+    QEMU_LOCK_GUARD(&r->lock);
+    if (!r->ops->received(page)) {
+        return false;
+    }
+    r->stats.exits++;
+    r->stats.requests++;
+    postcopy_meter_add(&r->meter, cpu, ns);
+    return true;
+}
+
 void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page)
 {
     PostcopyRequest *req;

@@ -172,6 +172,14 @@ uint64_t postcopy_requests_ahead(PostcopyRequests *r, const PostcopyPage *page,
 /* The page @n pages behind @page, or before it */
 PostcopyPage postcopy_page_at(const PostcopyPage *page, int64_t n);
 
+/*
+ * vCPU @cpu has missed a page, and has placed it within @ns without
+ * postcopy_request_begin(): count that.  Returns false if it has not: another
+ * thread has claimed the page.
+ */
+bool postcopy_requests_served(PostcopyRequests *r, const PostcopyPage *page,
+                              int cpu, uint64_t ns);
+
 /* After POSTCOPY_PAGE_REQUEST: let the sender send it, not the caller */
 void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page);
 /* Of the sender: take one of these.  Returns false if there is none. */

@@ -41,6 +41,13 @@ typedef struct PostcopySource {
      * Called by the thread that loads the main channel, again and again.
      */
     bool (*wait_end)(MigrationIncomingState *mis, int ms);
+    /*
+     * NULL, or: vCPU @cpu_index has left KVM_RUN for @page.  Place it in the
+     * calling thread, if that needs no wait; returns whether it has been
+     * placed.  If not, or if another thread does so, the vCPU requests it.
+     */
+    bool (*serve)(MigrationIncomingState *mis, const PostcopyPage *page,
+                  int cpu_index);
 } PostcopySource;
 
 /* Requests by the return path, pages by the main or the preempt channel */
@@ -48,5 +55,8 @@ extern const PostcopySource postcopy_return_path;
 
 /* Requests and pages by fetch channels */
 extern const PostcopySource postcopy_fetch_channels;
+
+/* Pages that a file has */
+extern const PostcopySource postcopy_file;
 
 #endif

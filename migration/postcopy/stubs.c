@@ -6,6 +6,7 @@
 
 #include "qemu/osdep.h"
 #include "migration/postcopy-ram.h"
+#include "file.h"
 #include "receive.h"
 
 void mark_postcopy_blocktime_begin(uintptr_t addr, uint32_t ptid, RAMBlock *rb)
@@ -49,4 +50,65 @@ int postcopy_receive_zero(MigrationIncomingState *mis, const PostcopyPage *page)
 void postcopy_receive_abort(MigrationIncomingState *mis)
 {
     g_assert_not_reached();
+}
+
+int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
+                          void *data)
+{
+    g_assert_not_reached();
+}
+
+const PostcopySource postcopy_file;
+
+bool postcopy_file_check(Error **errp)
+{
+    return true;
+}
+
+bool postcopy_file_lock(int fd, Error **errp)
+{
+    return true;
+}
+
+bool postcopy_file_add(QEMUFile *f, RAMBlock *rb, uint64_t bitmap_offset,
+                       uint64_t pages_offset, unsigned long *bitmap,
+                       Error **errp)
+{
+    error_setg(errp, "mapped-ram with postcopy-ram needs userfaultfd");
+    g_free(bitmap);
+    return false;
+}
+
+int postcopy_file_begin(MigrationIncomingState *mis)
+{
+    return 0;
+}
+
+bool postcopy_file_active(MigrationIncomingState *mis)
+{
+    return false;
+}
+
+int postcopy_file_loaded(MigrationIncomingState *mis, int ret)
+{
+    g_assert_not_reached();
+}
+
+void postcopy_file_run(MigrationIncomingState *mis)
+{
+    g_assert_not_reached();
+}
+
+void postcopy_file_pause(MigrationIncomingState *mis)
+{
+    g_assert_not_reached();
+}
+
+void postcopy_file_recover(MigrationIncomingState *mis, QEMUFile *f)
+{
+    g_assert_not_reached();
+}
+
+void postcopy_file_fill_info(MigrationIncomingState *mis, MigrationInfo *info)
+{
 }

@@ -339,7 +339,7 @@ void kvm_arm_guest_time_start(ARMCPU *cpu)
     }
     /* With kvm-no-adjvtime=on, nothing is to stand still: leave it as it is */
     if (!cpu->kvm_adjvtime &&
-        migrate_guest_time() == GUEST_TIME_POLICY_STOPPED) {
+        guest_time_policy(s) == GUEST_TIME_POLICY_STOPPED) {
         guest_time_state_drop(s, "kvm-no-adjvtime lets the counters run on");
     }
     if (!s->valid && cpu->kvm_vtime_dirty) {

@@ -779,3 +779,32 @@ def test_cpr_transfer(lab, policy):
         set_host_clock(lab)
         follows(policy, pair, jump)
         assert not pair.warnings()
+
+
+@pytest.mark.parametrize(("policy", "lazy"), [("continuous", True), ("continuous", False), (None, True)],
+                         ids=["continuous-lazy", "continuous", "stopped-lazy"])
+def test_from_a_file(lab, policy, lazy):
+    """What counts is guest-time-restore, and guest-time-max-gap is of migrations."""
+    file = f"{lab.tmp}/saved"
+    words = ["-global", "migration.guest-time-max-gap=1",
+             *(("-global", f"migration.guest-time-restore={policy}") if policy else
+               ("-global", "migration.guest-time=continuous"))]
+    with ClockPair(lab, switch="on", return_path=False, capabilities=None, destination_options=words) as pair:
+        pair.source.wait_event("ready")
+        pair.source.set_capabilities("mapped-ram")
+        was = offsets(pair.source)
+        pair.source.cmd("migrate", uri=f"file:{file}")
+        pair.source.wait_status("completed")
+        lab.run(f"sleep {GAP_S}")
+        pair.destination.set_capabilities("mapped-ram", *["postcopy-ram"] * lazy)
+        pair.destination.cmd("migrate-incoming", uri=f"file:{file}")
+        pair.destination.wait_status("completed")
+        jump = pair.jump_since(was)
+        outcome = pair.outcome()
+        assert outcome["instant"] and outcome["policy"] == (policy or "stopped"), outcome
+        assert outcome["gap"] > GAP_S * 1e9 and outcome["counted"] == (outcome["gap"] if policy else 0), outcome
+        if policy:
+            is_continuous(jump)
+        else:
+            is_stopped(pair, jump)
+    lab.run(f"rm {file}", check=True)

@@ -29,16 +29,17 @@ class Machine:
     options: as for guest.arguments()."""
 
     def __init__(self, lab: Place, qemu: str = FORK, backend: str = "anonymous", memory_mb: int | str = 64,
-                 cpus: int = 4, machine: str = "pc", capabilities: Sequence[str] = (), arguments: Sequence[str] = (),
+                 cpus: int = 4, machine: str | None = None, capabilities: Sequence[str] = (), arguments: Sequence[str] = (),
                  taker: Sequence[str] = (), wrapper: Sequence[str] = (), **options: int | str) -> None:
         self.lab = lab
         self.file = f"{lab.tmp}/snapshot"
         self.arguments = list(arguments)
+        machine = machine or guest.MACHINE[lab.arch]
         if backend != "anonymous":
             self.arguments += ["-object", f"{BACKENDS[backend]},id=ram,size={memory_mb}M"]
             machine += ",memory-backend=ram"
         self.options = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus,
-                        "payload": guest.PAYLOAD} | options
+                        "payload": guest.payload("touch", lab.arch)} | options
         self.capabilities = ("events", *capabilities)
         self.sides: list[Side] = []
         self._start = (qemu, list(taker), tuple(wrapper))
@@ -105,9 +106,18 @@ class Machine:
                 return info
         raise AssertionError("the guest did not write while the snapshots were taken")
 
+    def save(self) -> None:
+        """Stop the guest, and save it to a file that has the place of a snapshot."""
+        self.side.cmd("stop")
+        self.side.set_capabilities("background-snapshot", state=False)
+        self.take()
+
+    def start_destination(self, qemu: str, arguments: Sequence[str] = (), wrapper: Sequence[str] = ()) -> Side:
+        return self._side("destination", qemu, ["-incoming", "defer", *arguments], wrapper)
+
     def load(self, qemu: str = FORK, capabilities: Sequence[str] = (), arguments: Sequence[str] = ()) -> Side:
         """Restore the snapshot in another QEMU."""
-        side = self._side("destination", qemu, ["-incoming", "defer", *arguments])
+        side = self.start_destination(qemu, arguments)
         side.set_capabilities(*capabilities)
         side.cmd("migrate-incoming", uri=f"file:{self.file}")
         return side

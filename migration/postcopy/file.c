@@ -1,0 +1,1151 @@
+/*
+ * Postcopy: a guest that runs while its memory is in a file
+ *
+ * The file is one more source of pages (source.h).  A thread that misses a page
+ * reads and places it by itself if the host's page cache has it, which takes no
+ * longer than to tell another thread, and wakes nobody.  What must be waited
+ * for is read by other threads, as a vCPU must stay able to answer, and the
+ * fault thread serves all who wait in userfaultfd.
+ *
+ * The file does not change, so a page is read first and claimed after that: two
+ * who read the same one do not wait for each other.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include <sys/ioctl.h>
+#include <linux/userfaultfd.h>
+#include "qapi/error.h"
+#include "qapi/qapi-types-migration.h"
+#include "qemu/bitmap.h"
+#include "qemu/coroutine.h"
+#include "qemu/error-report.h"
+#include "qemu/host-utils.h"
+#include "qemu/lockable.h"
+#include "qemu/main-loop.h"
+#include "qemu/mmap-alloc.h"
+#include "qemu/rcu.h"
+#include "qemu/stats64.h"
+#include "qemu/timer.h"
+#include "qemu/units.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "exec/target_page.h"
+#include "io/channel-file.h"
+#include "migration/inject.h"
+#include "migration/misc.h"
+#include "migration/options.h"
+#include "migration/postcopy-ram.h"
+#include "migration/qemu-file.h"
+#include "migration/ram.h"
+#include "migration/yank_functions.h"
+#include "fault.h"
+#include "file.h"
+#include "incoming.h"
+#include "mirror.h"
+#include "receive.h"
+#include "working-set.h"
+#include "trace.h"
+
+/*
+ * What is read at once of what nobody has missed, as a disk takes some time for
+ * each read; and what is placed at once of that, as a vCPU that misses a page of
+ * it waits
+ */
+#define RUN_SIZE (1 * MiB)
+#define PLACE_SIZE (256 * KiB)
+
+/*
+ * What is read with a page that is missed, aligned.  Each small page takes some
+ * microseconds to place, on which the vCPU waits; a fault takes ten or more.
+ */
+#define AROUND_SIZE (16 * KiB)
+
+/* For how long, in ns, pages that are missed belong to the working set */
+#define WORKING_SET_NS (3 * NANOSECONDS_PER_SECOND)
+
+/*
+ * Holes of this size are given to the kernel, so that the guest has zeros there
+ * without a fault that QEMU sees, and huge pages; of smaller ones there may be
+ * more than a process may have mappings
+ */
+#define HOLE_SIZE (2 * MiB)
+#define HOLES_MAX 1024
+
+/* Threads that read what must be waited for: a slow disk serves several */
+#define READERS 4
+
+/*
+ * For how long, in ns from the first page on, the guest waits for its working
+ * set: the readers place pages faster than vCPUs that miss each of them
+ */
+#define AHEAD_NS (100 * SCALE_MS)
+
+/* How long to wait, in ms, for pages that other threads have claimed */
+#define END_MS 100
+
+/* How often to look, in us, whether what nobody misses is wanted by now */
+#define LOOK_US 1000
+
+typedef struct PostcopyFileBlock {
+    RAMBlock *rb;
+    uint64_t bitmap_offset;
+    uint64_t pages_offset;
+    /* Of the pages of the target that the file has.  Constant. */
+    unsigned long *bitmap;
+} PostcopyFileBlock;
+
+/*
+ * PostcopyIncoming.file.  Made and freed with the BQL; threads that miss pages
+ * use it between postcopy_requests_enter() and postcopy_requests_leave(), and
+ * its own end before it is freed.
+ */
+struct PostcopyFile {
+    /* PostcopyFileBlock; constant once memory may be missing */
+    GArray *blocks;
+    /*
+     * Constant; what it is open to is replaced by postcopy_file_recover(), as
+     * dup2() does, which those that read do not notice
+     */
+    int fd;
+    /* Of RWF_NOWAIT: the file system may not have it.  Atomic. */
+    bool nowait;
+    /* The file system has no disk behind it */
+    bool memory;
+    /*
+     * Nothing is read until a recovery, or any more.  Atomic; the thread that
+     * has set it changes the status to POSTCOPY_PAUSED.  Cleared before
+     * outstanding pages are listed.
+     */
+    bool paused;
+    /* Posted by the one that has cleared it */
+    QemuSemaphore recovered;
+    /* Reads what nobody misses, and ends it all */
+    QemuThread thread;
+    /*
+     * FileTask of what must be waited for, missed pages first; the thread that
+     * takes one frees it
+     */
+    GAsyncQueue *tasks;
+    QemuThread readers[READERS];
+    bool reading;
+    /* Atomic: readers do nothing any more, and end */
+    bool quit;
+    /* Atomic: how many tasks of the working set there are */
+    unsigned ahead;
+    /* Pages that had to be waited for */
+    Stat64 uncached;
+    /* Or NULL.  Constant once memory may be missing. */
+    PostcopyWorkingSet *set;
+    /* Atomic: missed pages belong to it */
+    bool recording;
+    int64_t recording_since;
+};
+
+typedef struct FileTask {
+    /* NULL: nothing, look at quit */
+    RAMBlock *rb;
+    /* In bytes */
+    ram_addr_t start;
+    /* 0: the page at @start has been missed.  Else the size of a run. */
+    size_t size;
+} FileTask;
+
+bool postcopy_file_check(Error **errp)
+{
+    const char *what = migrate_postcopy_preempt() ? "postcopy-preempt" :
+                       migrate_postcopy_fetch_channels() ?
+                       "postcopy-fetch-channels" : NULL;
+
+    if (!migrate_mapped_ram() || !migrate_postcopy_ram() || !what) {
+        return true;
+    }
+    error_setg(errp, "A guest that runs while its memory is in a file (mapped-"
+               "ram with postcopy-ram) has no use for %s: switch it off", what);
+    return false;
+}
+
+bool postcopy_file_lock(int fd, Error **errp)
+{
+    int ret = qemu_lock_fd(fd, 0, 0, true);
+
+    /* Not all file systems have locks */
+    if (ret == -EAGAIN || ret == -EACCES) {
+        error_setg(errp, "A guest runs from this file, which would be lost: "
+                   "save to another one");
+        return false;
+    }
+    return true;
+}
+
+/* For messages; to be freed */
+static char *file_name(struct PostcopyFile *file)
+{
+    g_autofree char *link = g_strdup_printf("/proc/self/fd/%d", file->fd);
+
+    return g_file_read_link(link, NULL) ?: g_strdup("the file");
+}
+
+static PostcopyFileBlock *file_block(struct PostcopyFile *file, RAMBlock *rb)
+{
+    for (guint i = 0; i < file->blocks->len; i++) {
+        PostcopyFileBlock *b = &g_array_index(file->blocks, PostcopyFileBlock,
+                                              i);
+
+        if (b->rb == rb) {
+            return b;
+        }
+    }
+    return NULL;
+}
+
+static void file_block_clear(gpointer p)
+{
+    PostcopyFileBlock *b = p;
+
+    g_free(b->bitmap);
+}
+
+static void file_free(MigrationIncomingState *mis)
+{
+    struct PostcopyFile *file = mis->postcopy->file;
+
+    if (!file) {
+        return;
+    }
+    mis->postcopy->file = NULL;
+    close(file->fd);
+    g_array_unref(file->blocks);
+    g_async_queue_unref(file->tasks);
+    postcopy_working_set_free(file->set);
+    qemu_sem_destroy(&file->recovered);
+    g_free(file);
+}
+
+/* Returns a new descriptor of what @f has open, or -1 */
+static int file_dup(QEMUFile *f, Error **errp)
+{
+    QIOChannel *ioc = qemu_file_get_ioc(f);
+    int fd = -1;
+
+    if (!object_dynamic_cast(OBJECT(ioc), TYPE_QIO_CHANNEL_FILE)) {
+        error_setg(errp, "mapped-ram with postcopy-ram needs a file: URI");
+        return -1;
+    }
+    fd = qemu_dup(QIO_CHANNEL_FILE(ioc)->fd);
+    if (fd < 0) {
+        error_setg_errno(errp, errno, "cannot keep the file open");
+        return -1;
+    }
+    /* A save to the same file would truncate it */
+    if (qemu_lock_fd(fd, 0, 0, false) == -EAGAIN) {
+        error_setg(errp, "the file is being written by another QEMU");
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static struct PostcopyFile *file_new(QEMUFile *f, Error **errp)
+{
+    int fd = file_dup(f, errp);
+    struct PostcopyFile *file;
+
+    if (fd < 0) {
+        return NULL;
+    }
+    file = g_new0(struct PostcopyFile, 1);
+    file->fd = fd;
+    file->nowait = true;
+    file->memory = qemu_fd_getfs(fd) == QEMU_FS_TYPE_TMPFS;
+    file->blocks = g_array_new(false, false, sizeof(PostcopyFileBlock));
+    g_array_set_clear_func(file->blocks, file_block_clear);
+    file->tasks = g_async_queue_new_full(g_free);
+    qemu_sem_init(&file->recovered, 0);
+    return file;
+}
+
+bool postcopy_file_active(MigrationIncomingState *mis)
+{
+    return mis->postcopy->file;
+}
+
+bool postcopy_file_add(QEMUFile *f, RAMBlock *rb, uint64_t bitmap_offset,
+                       uint64_t pages_offset, unsigned long *bitmap,
+                       Error **errp)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    size_t pages = rb->used_length >> qemu_target_page_bits();
+    PostcopyFileBlock block = { rb, bitmap_offset, pages_offset, bitmap };
+    struct stat st;
+
+    if (!mis->postcopy->file) {
+        mis->postcopy->file = file_new(f, errp);
+    }
+    if (!mis->postcopy->file) {
+        g_free(bitmap);
+        return false;
+    }
+    if (file_block(mis->postcopy->file, rb)) {
+        error_setg(errp, "block %s is in the file twice", rb->idstr);
+        g_free(bitmap);
+        return false;
+    }
+    g_array_append_val(mis->postcopy->file->blocks, block);
+
+    if (rb->flags & RAM_PMEM) {
+        error_setg(errp, "block %s is an NVDIMM, which postcopy cannot have",
+                   rb->idstr);
+        return false;
+    }
+    if (fstat(mis->postcopy->file->fd, &st)) {
+        error_setg_errno(errp, errno, "cannot look at the file");
+        return false;
+    }
+    pages = find_last_bit(bitmap, pages) == pages ? 0 :
+            find_last_bit(bitmap, pages) + 1;
+    if (pages_offset > INT64_MAX - rb->used_length ||
+        (pages && st.st_size < pages_offset + pages * qemu_target_page_size())) {
+        error_setg(errp, "the file ends at %" PRId64 ", before the last page "
+                   "of block %s: it has been truncated", (int64_t)st.st_size,
+                   rb->idstr);
+        return false;
+    }
+    return true;
+}
+
+/*
+ * QEMU 10.0 does not write the bitmaps of a background snapshot.  To find all
+ * of the guest's memory empty is to have such a file.
+ */
+static bool file_has_pages(struct PostcopyFile *file, Error **errp)
+{
+    bool data = false;
+
+    for (guint i = 0; i < file->blocks->len; i++) {
+        PostcopyFileBlock *b = &g_array_index(file->blocks, PostcopyFileBlock,
+                                              i);
+        size_t pages = b->rb->used_length >> qemu_target_page_bits();
+        off_t at = lseek(file->fd, b->pages_offset, SEEK_DATA);
+
+        if (find_first_bit(b->bitmap, pages) < pages) {
+            return true;
+        }
+        data |= at >= 0 && at < b->pages_offset + b->rb->used_length;
+    }
+    if (data) {
+        error_setg(errp, "the file has pages, and its bitmaps name none: a "
+                   "background snapshot of a QEMU that does not write them. "
+                   "It has to be taken anew");
+    }
+    return !data;
+}
+
+/* Of a host page.  @start: its offset in the block */
+static bool file_is_hole(PostcopyFileBlock *b, ram_addr_t start)
+{
+    unsigned bits = qemu_target_page_bits();
+    size_t first = start >> bits;
+    size_t end = first + (qemu_ram_pagesize(b->rb) >> bits);
+
+    return find_next_bit(b->bitmap, end, first) >= end;
+}
+
+/*
+ * Call @func for each large hole of @b, in bytes.  The host page size of memory
+ * may be larger than the target's.
+ */
+static int file_each_hole(PostcopyFileBlock *b, int (*func)(RAMBlock *rb,
+                          ram_addr_t start, ram_addr_t size, void *opaque),
+                          void *opaque)
+{
+    ram_addr_t length = b->rb->postcopy_length;
+    size_t page = qemu_ram_pagesize(b->rb);
+    unsigned bits = qemu_target_page_bits();
+    size_t pages = length >> bits;
+    ram_addr_t least = MAX(HOLE_SIZE, length / HOLES_MAX);
+    int ret = 0;
+
+    for (size_t bit = 0; bit < pages && !ret; ) {
+        size_t zero = find_next_zero_bit(b->bitmap, pages, bit);
+        size_t end = find_next_bit(b->bitmap, pages, zero);
+        ram_addr_t first = ROUND_UP((ram_addr_t)zero << bits, page);
+        ram_addr_t last = end == pages ? length :
+                          ROUND_DOWN((ram_addr_t)end << bits, page);
+
+        if (first < last && last - first >= least) {
+            ret = func(b->rb, first, last - first, opaque);
+        }
+        bit = end;
+    }
+    return ret;
+}
+
+static int file_hole_received(RAMBlock *rb, ram_addr_t start, ram_addr_t size,
+                              void *opaque)
+{
+    ramblock_recv_bitmap_set_range(rb, rb->host + start,
+                                   size >> qemu_target_page_bits());
+    return 0;
+}
+
+static int file_hole_unregister(RAMBlock *rb, ram_addr_t start, ram_addr_t size,
+                                void *opaque)
+{
+    MigrationIncomingState *mis = opaque;
+    struct uffdio_range range = {
+        .start = (uintptr_t)rb->host + start, .len = size
+    };
+    int ret = ioctl(mis->userfault_fd, UFFDIO_UNREGISTER, &range) ? -errno : 0;
+
+    trace_postcopy_file_hole(rb->idstr, start, size, ret);
+    if (ret) {
+        error_report("postcopy: cannot give a hole of %s to the kernel: %s",
+                     rb->idstr, strerror(-ret));
+    }
+    return ret;
+}
+
+static int file_for_blocks(struct PostcopyFile *file,
+                           int (*func)(PostcopyFileBlock *b))
+{
+    int ret = 0;
+
+    for (guint i = 0; i < file->blocks->len && !ret; i++) {
+        ret = func(&g_array_index(file->blocks, PostcopyFileBlock, i));
+    }
+    return ret;
+}
+
+static int file_empty(PostcopyFileBlock *b)
+{
+    b->rb->postcopy_length = b->rb->used_length;
+    /* ROMs and tables that were made here are in the file, too */
+    return ram_discard_range(b->rb->idstr, 0, b->rb->used_length);
+}
+
+static int file_holes_received(PostcopyFileBlock *b)
+{
+    return file_each_hole(b, file_hole_received, NULL);
+}
+
+static int file_holes_unregister(PostcopyFileBlock *b)
+{
+    return file_each_hole(b, file_hole_unregister,
+                          migration_incoming_get_current());
+}
+
+static int file_not_missing(RAMBlock *rb, void *opaque)
+{
+    rb->postcopy_length = 0;
+    return 0;
+}
+
+static void file_push(struct PostcopyFile *file, RAMBlock *rb,
+                      ram_addr_t start, size_t size)
+{
+    FileTask *task = g_new(FileTask, 1);
+
+    *task = (FileTask) { rb, start, size };
+    if (size) {
+        qatomic_inc(&file->ahead);
+        g_async_queue_push(file->tasks, task);
+    } else {
+        g_async_queue_push_front(file->tasks, task);
+    }
+}
+
+static void file_push_run(RAMBlock *rb, ram_addr_t start, ram_addr_t size,
+                          void *opaque)
+{
+    file_push(opaque, rb, start, size);
+}
+
+static void *file_reader_thread(void *opaque);
+
+static int file_begin(MigrationIncomingState *mis, Error **errp)
+{
+    struct PostcopyFile *file = mis->postcopy->file;
+
+    if (!file_has_pages(file, errp) ||
+        !postcopy_ram_supported_by_host(mis, errp) ||
+        !postcopy_fault_exits_check(errp) ||
+        postcopy_notify(POSTCOPY_NOTIFY_INBOUND_ADVISE, errp)) {
+        return -EINVAL;
+    }
+    postcopy_state_set(POSTCOPY_INCOMING_ADVISE);
+    foreach_not_ignored_block(file_not_missing, NULL);
+    if (file_for_blocks(file, file_empty)) {
+        error_setg(errp, "cannot empty the guest's memory");
+        return -EINVAL;
+    }
+    postcopy_ram_prepare_discard(mis);
+    /* Before the memslots are flagged, which asks what is missing */
+    file_for_blocks(file, file_holes_received);
+    for (unsigned i = 0; i < READERS; i++) {
+        g_autofree char *name = g_strdup_printf("mig/dst/file%u", i);
+
+        qemu_thread_create(&file->readers[i], name, file_reader_thread, mis,
+                           QEMU_THREAD_JOINABLE);
+    }
+    file->reading = true;
+    postcopy_state_set(POSTCOPY_INCOMING_LISTENING);
+    if (postcopy_ram_incoming_setup(mis) ||
+        file_for_blocks(file, file_holes_unregister)) {
+        error_setg(errp, "cannot set up userfaultfd");
+        return -EINVAL;
+    }
+    if (postcopy_notify(POSTCOPY_NOTIFY_INBOUND_LISTEN, errp)) {
+        return -EINVAL;
+    }
+    if (migrate_restore_working_set() && *migrate_restore_working_set()) {
+        file->set = postcopy_working_set_new(migrate_restore_working_set());
+        file->recording_since = get_clock();
+        qatomic_set(&file->recording, true);
+        postcopy_working_set_each(file->set, RUN_SIZE, file_push_run, file);
+    }
+    return 0;
+}
+
+int postcopy_file_begin(MigrationIncomingState *mis)
+{
+    Error *err = NULL;
+
+    if (!mis->postcopy->file || mis->postcopy->file->reading) {
+        return 0;
+    }
+    if (file_begin(mis, &err)) {
+        error_reportf_err(err, "The guest cannot run while its memory is in "
+                          "the file: ");
+        return -EINVAL;
+    }
+    trace_postcopy_file_begin(mis->postcopy->file->blocks->len);
+    return 0;
+}
+
+/* Reading */
+
+/* Only the first one tells, until the status is another */
+static void file_failed(MigrationIncomingState *mis, Error *err)
+{
+    struct PostcopyFile *file = mis->postcopy->file;
+    MigrationStatus status;
+
+    if (postcopy_state_move(POSTCOPY_INCOMING_LISTENING,
+                            POSTCOPY_INCOMING_END)) {
+        /* postcopy_file_loaded() looks: the guest does not run */
+        error_report_err(err);
+        return;
+    }
+    if (postcopy_state_get() != POSTCOPY_INCOMING_RUNNING ||
+        qatomic_xchg(&file->paused, true)) {
+        error_free(err);
+        return;
+    }
+    error_prepend(&err, "postcopy is paused, and goes on after migrate-recover "
+                  "file: ");
+    migrate_set_error(migrate_get_current(), err);
+    /* The main thread may be about to change it, before the guest runs */
+    do {
+        status = qatomic_read(&mis->state);
+        migrate_set_state(&mis->state, status,
+                          MIGRATION_STATUS_POSTCOPY_PAUSED);
+    } while (qatomic_read(&mis->state) != MIGRATION_STATUS_POSTCOPY_PAUSED);
+    error_report_err(err);
+}
+
+/*
+ * Returns 0, -EAGAIN if it would have to wait and must not, or negative errno
+ * after it has told the error
+ */
+static int file_read(MigrationIncomingState *mis, RAMBlock *rb, void *to,
+                     ram_addr_t start, size_t size, bool wait)
+{
+    struct PostcopyFile *file = mis->postcopy->file;
+    uint64_t at = file_block(file, rb)->pages_offset + start;
+    g_autofree char *name = NULL;
+    Error *err = NULL;
+    size_t done = 0;
+    ssize_t ret = 0;
+
+    if (!wait && !qatomic_read(&file->nowait) && !file->memory) {
+        return -EAGAIN;
+    }
+    while (done < size) {
+        struct iovec iov = { to + done, size - done };
+        bool now = !wait && qatomic_read(&file->nowait);
+
+        ret = preadv2(file->fd, &iov, 1, at + done, now ? RWF_NOWAIT : 0);
+        if (ret < 0 && errno == EOPNOTSUPP && now) {
+            qatomic_set(&file->nowait, false);
+            if (!file->memory) {
+                return -EAGAIN;
+            }
+            continue;
+        }
+        if (ret < 0 && errno == EINTR) {
+            continue;
+        }
+        if (now && (ret < 0 ? errno == EAGAIN : done + ret < size)) {
+            return -EAGAIN;
+        }
+        if (ret <= 0 || migration_inject_fail("postcopy-file-read")) {
+            ret = ret < 0 ? -errno : -EIO;
+            break;
+        }
+        done += ret;
+    }
+    if (done == size) {
+        return 0;
+    }
+    name = file_name(file);
+    error_setg(&err, "cannot read %s at %" PRIu64 " (0x" RAM_ADDR_FMT " of %s)"
+               ": %s", name, at + done, start + done, rb->idstr,
+               ret == -EIO ? "the file ends, or its disk fails" :
+               strerror(-ret));
+    file_failed(mis, err);
+    return ret;
+}
+
+/*
+ * From the first page that the file has to the last one, of those from @start
+ * to @end, in bytes.  What is read of holes between is of no use.  Returns as
+ * file_read().
+ */
+static int file_read_pages(MigrationIncomingState *mis, PostcopyFileBlock *b,
+                           ram_addr_t start, ram_addr_t end, void *to,
+                           bool wait)
+{
+    unsigned bits = qemu_target_page_bits();
+    size_t first = find_next_bit(b->bitmap, end >> bits, start >> bits);
+    size_t last = find_last_bit(b->bitmap, end >> bits);
+    ram_addr_t from = (ram_addr_t)first << bits;
+
+    if (first == end >> bits) {
+        return 0;
+    }
+    return file_read(mis, b->rb, to + (from - start), from,
+                     ((ram_addr_t)(last + 1) << bits) - from, wait);
+}
+
+static int file_place_huge(MigrationIncomingState *mis,
+                           const PostcopyPage *page, bool wait)
+{
+    PostcopyFileBlock *b = file_block(mis->postcopy->file, page->rb);
+    unsigned bits = qemu_target_page_bits();
+    size_t first = page->start >> bits, end = first + (page->size >> bits);
+    g_autofree void *buffer = g_try_malloc(page->size);
+    int ret = buffer ? file_read_pages(mis, b, page->start,
+                                       page->start + page->size, buffer, wait)
+                     : -ENOMEM;
+
+    /* Parts of it may be holes, of which the file may have anything */
+    for (size_t bit = first; bit < end && !ret; bit++) {
+        if (!test_bit(bit, b->bitmap)) {
+            memset(buffer + ((bit - first) << bits), 0, 1 << bits);
+        }
+    }
+    return ret ?: postcopy_receive_page(mis, page, buffer);
+}
+
+/*
+ * From @page on, so many small pages have not been received, and are all in the
+ * file or all holes.  They end at @end, in bytes; the others follow later.
+ */
+static unsigned file_run(PostcopyFileBlock *b, const PostcopyPage *page,
+                         ram_addr_t end)
+{
+    unsigned bits = qemu_target_page_bits();
+    size_t first = page->start >> bits;
+    size_t most = MIN(end, b->rb->postcopy_length) >> bits;
+
+    most = find_next_bit(b->rb->receivedmap, most, first);
+    return (test_bit(first, b->bitmap) ?
+            find_next_zero_bit(b->bitmap, most, first) :
+            find_next_bit(b->bitmap, most, first)) - first;
+}
+
+/*
+ * Small pages from @start to @end, in bytes, of which some may have been
+ * received; @data has what the file has of them
+ */
+static int file_place_parts(MigrationIncomingState *mis, PostcopyFileBlock *b,
+                            ram_addr_t start, ram_addr_t end, void *data)
+{
+    ram_addr_t at = start;
+    int ret = 0;
+
+    while (at < end && !ret) {
+        PostcopyPage page = postcopy_page(b->rb, at);
+        unsigned n = file_run(b, &page, MIN(at + PLACE_SIZE, end));
+
+        if (n) {
+            ret = postcopy_receive_pages(mis, &page, n,
+                                         file_is_hole(b, at) ? NULL :
+                                         data + (at - start));
+        }
+        at += MAX(n, 1) * page.size;
+    }
+    return ret;
+}
+
+/*
+ * Read a host page, and place it, with small ones around it.  Returns as
+ * file_read().  The caller is inside (postcopy_requests_enter()), or ends before
+ * the requests do.
+ */
+static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
+                      bool wait)
+{
+    PostcopyFileBlock *b = file_block(mis->postcopy->file, page->rb);
+    ram_addr_t start = ROUND_DOWN(page->start, AROUND_SIZE);
+    g_autofree void *buffer = NULL;
+    ram_addr_t end;
+    int ret;
+
+    if (!b) {
+        return postcopy_receive_page(mis, page, NULL);
+    }
+    if (page->size > qemu_target_page_size() ||
+        postcopy_mirror(page->rb, page->start)) {
+        return file_is_hole(b, page->start) ?
+               postcopy_receive_page(mis, page, NULL) :
+               file_place_huge(mis, page, wait);
+    }
+    end = MIN(start + AROUND_SIZE, b->rb->postcopy_length);
+    buffer = g_malloc(end - start);
+    ret = file_read_pages(mis, b, start, end, buffer, wait);
+    return ret ?: file_place_parts(mis, b, start, end, buffer);
+}
+
+/*
+ * The same for a page that is requested.  One of the devices' that cannot be
+ * read becomes zeros, so that the load ends; and it ends with an error.
+ */
+static int file_place_requested(MigrationIncomingState *mis,
+                                const PostcopyPage *page, bool wait)
+{
+    Error *err = NULL;
+    int ret = -EIO;
+
+    if (postcopy_state_get() != POSTCOPY_INCOMING_END) {
+        ret = file_place(mis, page, wait);
+        if (!ret || ret == -EAGAIN) {
+            return ret;
+        }
+        /* Of a read, it has been told */
+        error_setg(&err, "cannot place the page at 0x" RAM_ADDR_FMT " of %s: "
+                   "%s", page->start, page->rb->idstr, strerror(-ret));
+        file_failed(mis, err);
+    }
+    return postcopy_state_get() == POSTCOPY_INCOMING_END ?
+           postcopy_receive_page(mis, page, NULL) : ret;
+}
+
+static void file_record(struct PostcopyFile *file, const PostcopyPage *page)
+{
+    if (qatomic_read(&file->recording)) {
+        /* With those that are read with it, which are not missed then */
+        postcopy_working_set_add(file->set, page->rb,
+                                 ROUND_DOWN(page->start, AROUND_SIZE),
+                                 MAX(page->size, AROUND_SIZE));
+    }
+}
+
+/* Any thread that misses a page: place it, or let a reader do so */
+static int file_request(MigrationIncomingState *mis, const PostcopyPage *page,
+                        bool more)
+{
+    PostcopyRequests *r = mis->postcopy->requests;
+    struct PostcopyFile *file;
+    int ret = -EIO;
+
+    if (!postcopy_requests_enter(r)) {
+        return 0;
+    }
+    file = mis->postcopy->file;
+    file_record(file, page);
+    if (!qatomic_read(&file->paused)) {
+        ret = file_place_requested(mis, page, false);
+    }
+    if (ret == -EAGAIN) {
+        trace_postcopy_file_missed(page->rb->idstr, page->start);
+        stat64_add(&file->uncached, 1);
+        file_push(file, page->rb, page->start, 0);
+    }
+    postcopy_requests_leave(r);
+    return ret == -EAGAIN ? 0 : ret;
+}
+
+/*
+ * A page that has been received is not for this function: the vCPU exits for it
+ * as it cannot be written to, like the kernel's zero page.  So zeros are copied.
+ */
+static bool file_serve_inside(MigrationIncomingState *mis,
+                              const PostcopyPage *page)
+{
+    PostcopyFileBlock *b = file_block(mis->postcopy->file, page->rb);
+
+    if (!b || qatomic_read(&mis->postcopy->file->paused) ||
+        ramblock_recv_bitmap_test_byte_offset(b->rb, page->start) ||
+        ramblock_page_is_discarded(b->rb, page->start)) {
+        return false;
+    }
+    return file_is_hole(b, page->start) ?
+           !postcopy_receive_page(mis, page, mis->postcopy_tmp_zero_page) :
+           !file_place(mis, page, false);
+}
+
+static bool file_serve(MigrationIncomingState *mis, const PostcopyPage *page,
+                       int cpu_index)
+{
+    PostcopyRequests *r = mis->postcopy->requests;
+    int64_t since = get_clock();
+    bool placed;
+
+    if (!postcopy_requests_enter(r)) {
+        return false;
+    }
+    placed = file_serve_inside(mis, page) &&
+             postcopy_requests_served(r, page, cpu_index,
+                                      get_clock() - since);
+    if (placed) {
+        file_record(mis->postcopy->file, page);
+    }
+    postcopy_requests_leave(r);
+    return placed;
+}
+
+static void file_flush(MigrationIncomingState *mis)
+{
+}
+
+static bool file_wait_end(MigrationIncomingState *mis, int ms)
+{
+    return true;
+}
+
+const PostcopySource postcopy_file = {
+    .request = file_request,
+    .flush = file_flush,
+    .wait_end = file_wait_end,
+    .serve = file_serve,
+};
+
+/*
+ * Returns how many bytes of @b were placed from @page on, at most RUN_SIZE or
+ * one page, or negative errno
+ */
+static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
+                              const PostcopyPage *page, size_t size,
+                              void *buffer)
+{
+    ram_addr_t end = MIN(page->start + MIN(size, RUN_SIZE),
+                         b->rb->postcopy_length);
+    int ret;
+
+    if (page->size > qemu_target_page_size() ||
+        postcopy_mirror(page->rb, page->start)) {
+        return file_place(mis, page, true) ?: page->size;
+    }
+    ret = file_read_pages(mis, b, page->start, end, buffer, true) ?:
+          file_place_parts(mis, b, page->start, end, buffer);
+    return ret ?: end - page->start;
+}
+
+/* While it is paused, and after an error, a recovery asks again */
+static void file_do_task(MigrationIncomingState *mis, const FileTask *task,
+                         void *buffer)
+{
+    PostcopyFileBlock *b = file_block(mis->postcopy->file, task->rb);
+    PostcopyPage page = postcopy_page(task->rb, task->start);
+    ram_addr_t end = task->start + task->size;
+
+    if (!task->size) {
+        file_place_requested(mis, &page, true);
+    } else if (b) {
+        /* Of huge pages, each is placed by itself */
+        for (int64_t done = 0; done >= 0 && page.start < end; ) {
+            done = file_place_run(mis, b, &page, end - page.start, buffer);
+            page = postcopy_page(task->rb, page.start + MAX(done, 0));
+        }
+    }
+}
+
+static void *file_reader_thread(void *opaque)
+{
+    MigrationIncomingState *mis = opaque;
+    struct PostcopyFile *file = mis->postcopy->file;
+    g_autofree void *buffer = g_malloc(RUN_SIZE);
+
+    rcu_register_thread();
+    while (!qatomic_read(&file->quit)) {
+        g_autofree FileTask *task = g_async_queue_pop(file->tasks);
+
+        if (task->rb && !qatomic_read(&file->quit) &&
+            !qatomic_read(&file->paused)) {
+            file_do_task(mis, task, buffer);
+        }
+        if (task->size) {
+            qatomic_dec(&file->ahead);
+        }
+    }
+    rcu_unregister_thread();
+    return NULL;
+}
+
+static void file_readers_stop(struct PostcopyFile *file)
+{
+    qatomic_set(&file->quit, true);
+    for (unsigned i = 0; i < READERS; i++) {
+        file_push(file, NULL, 0, 0);
+    }
+    for (unsigned i = 0; i < READERS; i++) {
+        qemu_thread_join(&file->readers[i]);
+    }
+    file->reading = false;
+}
+
+/* What nobody has missed */
+
+/* Sleep, if that is faster than it may be; in bytes */
+static void file_limit(MigrationIncomingState *mis, size_t size)
+{
+    uint64_t rate = migrate_max_postcopy_bandwidth();
+
+    if (rate) {
+        g_usleep(MIN(size * G_USEC_PER_SEC / rate, G_USEC_PER_SEC));
+    }
+}
+
+/* If its time is over, or @now */
+static void file_end_recording(struct PostcopyFile *file, bool now)
+{
+    if (file->recording &&
+        (now || get_clock() - file->recording_since >= WORKING_SET_NS)) {
+        qatomic_set(&file->recording, false);
+        postcopy_working_set_write(file->set);
+    }
+}
+
+/* Returns 0 if all of the block has been placed, or is not asked for any more */
+static int file_place_block(MigrationIncomingState *mis, PostcopyFileBlock *b,
+                            void *buffer)
+{
+    struct PostcopyFile *file = mis->postcopy->file;
+    unsigned bits = qemu_target_page_bits();
+    size_t pages = b->rb->postcopy_length >> bits, bit = 0;
+
+    while (!qatomic_read(&file->paused)) {
+        PostcopyPage page;
+        int64_t placed;
+
+        file_end_recording(file, false);
+        if (!migrate_restore_background() ||
+            (file->recording && !postcopy_working_set_read(file->set))) {
+            g_usleep(LOOK_US);
+            continue;
+        }
+        bit = find_next_zero_bit(b->rb->receivedmap, pages, bit);
+        if (bit >= pages) {
+            return 0;
+        }
+        page = postcopy_page(b->rb, (ram_addr_t)bit << bits);
+        if (ramblock_page_is_discarded(b->rb, page.start)) {
+            bit = (page.start + page.size) >> bits;
+            continue;
+        }
+        migration_inject_hold("postcopy-file-rest");
+        placed = file_place_run(mis, b, &page, RUN_SIZE, buffer);
+        if (placed < 0) {
+            return placed;
+        }
+        file_limit(mis, placed);
+        bit = (page.start + placed) >> bits;
+    }
+    return -EIO;
+}
+
+/* Returns whether all has been placed; if not, it is paused */
+static bool file_place_all(MigrationIncomingState *mis, void *buffer)
+{
+    struct PostcopyFile *file = mis->postcopy->file;
+
+    /* What another thread has claimed, and cannot place, is for the next pass */
+    do {
+        for (guint i = 0; i < file->blocks->len; i++) {
+            PostcopyFileBlock *b = &g_array_index(file->blocks,
+                                                  PostcopyFileBlock, i);
+            int ret = file_place_block(mis, b, buffer);
+
+            if (ret) {
+                Error *err = NULL;
+
+                error_setg(&err, "cannot place pages of %s: %s", b->rb->idstr,
+                           strerror(-ret));
+                file_failed(mis, err);
+                return false;
+            }
+        }
+    } while (!postcopy_requests_wait_empty(mis->postcopy->requests, END_MS));
+    return true;
+}
+
+static void *file_thread(void *opaque)
+{
+    MigrationIncomingState *mis = opaque;
+    struct PostcopyFile *file = mis->postcopy->file;
+    g_autofree void *buffer = g_malloc(RUN_SIZE);
+
+    rcu_register_thread();
+    /* In the end it sets paused, so that nobody pauses what is over */
+    while (!file_place_all(mis, buffer) || qatomic_xchg(&file->paused, true)) {
+        qemu_sem_wait(&file->recovered);
+        postcopy_fault_ask_again(mis);
+    }
+    trace_postcopy_file_end();
+    file_end_recording(file, true);
+    file_readers_stop(file);
+    postcopy_ram_incoming_cleanup(mis);
+
+    /* Who is told that it has completed finds nothing of it left */
+    bql_lock();
+    migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
+                      MIGRATION_STATUS_COMPLETED);
+    file_free(mis);
+    migration_incoming_state_destroy();
+    postcopy_state_set(POSTCOPY_INCOMING_END);
+    bql_unlock();
+    rcu_unregister_thread();
+    return NULL;
+}
+
+int coroutine_fn postcopy_file_loaded(MigrationIncomingState *mis, int ret)
+{
+    struct PostcopyFile *file = mis->postcopy->file;
+
+    while (!ret && qatomic_read(&file->ahead) &&
+           get_clock() - file->recording_since < AHEAD_NS) {
+        qemu_co_sleep_ns(QEMU_CLOCK_REALTIME, SCALE_MS);
+    }
+    if (!ret && !postcopy_state_move(POSTCOPY_INCOMING_LISTENING,
+                                     POSTCOPY_INCOMING_RUNNING)) {
+        error_report("The guest cannot run: its devices have been loaded with "
+                     "pages that cannot be read");
+        ret = -EIO;
+    }
+    if (ret) {
+        if (file->reading) {
+            file_readers_stop(file);
+        }
+        postcopy_ram_incoming_cleanup(mis);
+        file_free(mis);
+        return ret;
+    }
+    /* The next one is that of a recovery */
+    migration_ioc_unregister_yank_from_file(mis->from_src_file);
+    WITH_QEMU_LOCK_GUARD(&mis->from_src_file_mutex) {
+        qemu_fclose(mis->from_src_file);
+        mis->from_src_file = NULL;
+    }
+    migrate_set_state(&mis->state, MIGRATION_STATUS_ACTIVE,
+                      MIGRATION_STATUS_POSTCOPY_ACTIVE);
+    return 0;
+}
+
+void postcopy_file_run(MigrationIncomingState *mis)
+{
+    qemu_thread_create(&mis->postcopy->file->thread, "mig/dst/file",
+                       file_thread, mis, QEMU_THREAD_DETACHED);
+}
+
+void postcopy_file_pause(MigrationIncomingState *mis)
+{
+    Error *err = NULL;
+
+    if (postcopy_requests_enter(mis->postcopy->requests)) {
+        error_setg(&err, "migrate-pause");
+        file_failed(mis, err);
+        postcopy_requests_leave(mis->postcopy->requests);
+    }
+}
+
+/* Whether @fd has what this began with, as far as the guest's memory goes */
+static bool file_is_same(struct PostcopyFile *file, int fd, Error **errp)
+{
+    for (guint i = 0; i < file->blocks->len; i++) {
+        PostcopyFileBlock *b = &g_array_index(file->blocks, PostcopyFileBlock,
+                                              i);
+        size_t pages = b->rb->postcopy_length >> qemu_target_page_bits();
+        size_t size = BITS_TO_LONGS(pages) * sizeof(unsigned long);
+        g_autofree void *bitmap = g_malloc(size);
+
+        if (pread(fd, bitmap, size, b->bitmap_offset) != size ||
+            memcmp(bitmap, b->bitmap, size)) {
+            error_setg(errp, "this is not the file from which the guest was "
+                       "started: other pages of %s are in it", b->rb->idstr);
+            return false;
+        }
+    }
+    return true;
+}
+
+void postcopy_file_recover(MigrationIncomingState *mis, QEMUFile *f)
+{
+    struct PostcopyFile *file = mis->postcopy->file;
+    MigrationState *s = migrate_get_current();
+    Error *err = NULL;
+    int fd = file_dup(f, &err);
+
+    migration_ioc_unregister_yank_from_file(f);
+    qemu_fclose(f);
+    if (fd >= 0 && file_is_same(file, fd, &err) &&
+        dup3(fd, file->fd, O_CLOEXEC) < 0) {
+        error_setg_errno(&err, errno, "cannot take the file");
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (err) {
+        error_reportf_err(err, "postcopy stays paused: ");
+        return;
+    }
+    WITH_QEMU_LOCK_GUARD(&s->error_mutex) {
+        error_free(s->error);
+        s->error = NULL;
+    }
+    migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_PAUSED,
+                      MIGRATION_STATUS_POSTCOPY_ACTIVE);
+    qatomic_set(&file->paused, false);
+    qemu_sem_post(&file->recovered);
+}
+
+void postcopy_file_fill_info(MigrationIncomingState *mis, MigrationInfo *info)
+{
+    struct PostcopyFile *file = mis->postcopy->file;
+    unsigned bits = qemu_target_page_bits();
+    PostcopyFileInfo *to;
+
+    if (!file || !file->reading) {
+        return;
+    }
+    to = info->postcopy_file = g_new0(PostcopyFileInfo, 1);
+    to->filename = file_name(file);
+    to->uncached = stat64_get(&file->uncached);
+    for (guint i = 0; i < file->blocks->len; i++) {
+        PostcopyFileBlock *b = &g_array_index(file->blocks, PostcopyFileBlock,
+                                              i);
+        size_t pages = b->rb->postcopy_length >> bits;
+        size_t bit = 0;
+
+        to->total += bitmap_count_one(b->bitmap, pages) << bits;
+        for (; bit < pages; bit += BITS_PER_LONG) {
+            unsigned long there = b->bitmap[bit / BITS_PER_LONG];
+            unsigned long received =
+                qatomic_read(&b->rb->receivedmap[bit / BITS_PER_LONG]);
+
+            to->remaining += (uint64_t)ctpopl(there & ~received) << bits;
+        }
+    }
+}

@@ -1,0 +1,228 @@
+/*
+ * Postcopy: the pages that a guest touches first, in a file
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qapi/error.h"
+#include "qemu/bitmap.h"
+#include "qemu/error-report.h"
+#include "qemu/units.h"
+#include "exec/ramblock.h"
+#include "exec/target_page.h"
+#include "migration/migration.h"
+#include "migration/migration.h"
+#include "working-set.h"
+#include "trace.h"
+
+#define VERSION_LINE "QEMU working set 1\n"
+
+/* A line takes 20 bytes or so */
+#define FILE_MAX (64 * MiB)
+
+/* To read so much more costs less than another read, of a disk at least */
+#define GAP (128 * KiB)
+
+typedef struct WorkingSetBlock {
+    RAMBlock *rb;
+    /* Of the target's pages; constant */
+    unsigned long *had;
+    /* The same, and those that were missed since.  Atomic. */
+    unsigned long *has;
+} WorkingSetBlock;
+
+struct PostcopyWorkingSet {
+    char *path;
+    /* WorkingSetBlock; constant */
+    GArray *blocks;
+    /* The file had a set; constant */
+    bool read;
+    /* Atomic: a page was added */
+    bool changed;
+};
+
+static void block_clear(gpointer p)
+{
+    WorkingSetBlock *b = p;
+
+    g_free(b->had);
+    g_free(b->has);
+}
+
+static int block_add(RAMBlock *rb, void *opaque)
+{
+    PostcopyWorkingSet *set = opaque;
+    size_t pages = rb->postcopy_length >> qemu_target_page_bits();
+    WorkingSetBlock b = { rb, bitmap_new(pages), bitmap_new(pages) };
+
+    g_array_append_val(set->blocks, b);
+    return 0;
+}
+
+static WorkingSetBlock *block_find(PostcopyWorkingSet *set, const char *name)
+{
+    for (guint i = 0; i < set->blocks->len; i++) {
+        WorkingSetBlock *b = &g_array_index(set->blocks, WorkingSetBlock, i);
+
+        if (!strcmp(b->rb->idstr, name)) {
+            return b;
+        }
+    }
+    return NULL;
+}
+
+/* Returns how many pages the line names that this guest has */
+static size_t working_set_line(PostcopyWorkingSet *set, const char *line)
+{
+    uint64_t first, n, pages;
+    char name[256];
+    WorkingSetBlock *b;
+
+    if (sscanf(line, "%" SCNx64 " %" SCNx64 " %255[^\n]", &first, &n,
+               name) != 3) {
+        return 0;
+    }
+    b = block_find(set, name);
+    pages = b ? b->rb->postcopy_length >> qemu_target_page_bits() : 0;
+    if (first >= pages || n > pages - first) {
+        return 0;
+    }
+    bitmap_set(b->had, first, n);
+    bitmap_set(b->has, first, n);
+    return n;
+}
+
+static void working_set_load(PostcopyWorkingSet *set)
+{
+    char line[512];
+    size_t pages = 0;
+    int fd = qemu_open_old(set->path, O_RDONLY);
+    struct stat st;
+    FILE *f;
+
+    if (fd < 0) {
+        /* One that cannot be read for another reason cannot be written either */
+        set->changed = errno == ENOENT;
+        return;
+    }
+    f = fdopen(fd, "r");
+    if (fstat(fd, &st) || st.st_size > FILE_MAX ||
+        !fgets(line, sizeof(line), f) || strcmp(line, VERSION_LINE)) {
+        if (st.st_size) {
+            warn_report("%s is not a working set of this version: it will be "
+                        "made anew", set->path);
+        }
+        set->changed = true;
+    } else {
+        set->read = true;
+        while (fgets(line, sizeof(line), f)) {
+            pages += working_set_line(set, line);
+        }
+    }
+    fclose(f);
+    trace_postcopy_working_set_read(set->path, pages);
+}
+
+PostcopyWorkingSet *postcopy_working_set_new(const char *path)
+{
+    PostcopyWorkingSet *set = g_new0(PostcopyWorkingSet, 1);
+
+    set->path = g_strdup(path);
+    set->blocks = g_array_new(false, false, sizeof(WorkingSetBlock));
+    g_array_set_clear_func(set->blocks, block_clear);
+    foreach_not_ignored_block(block_add, set);
+    working_set_load(set);
+    return set;
+}
+
+void postcopy_working_set_free(PostcopyWorkingSet *set)
+{
+    if (set) {
+        g_array_unref(set->blocks);
+        g_free(set->path);
+        g_free(set);
+    }
+}
+
+bool postcopy_working_set_read(const PostcopyWorkingSet *set)
+{
+    return set->read;
+}
+
+void postcopy_working_set_add(PostcopyWorkingSet *set, RAMBlock *rb,
+                              ram_addr_t start, ram_addr_t size)
+{
+    WorkingSetBlock *b = block_find(set, rb->idstr);
+    unsigned bits = qemu_target_page_bits();
+    size_t end = b ? MIN(start + size, rb->postcopy_length) >> bits : 0;
+    size_t first = start >> bits;
+
+    if (b && find_next_zero_bit(b->has, end, first) < end) {
+        bitmap_set_atomic(b->has, first, end - first);
+        qatomic_set(&set->changed, true);
+    }
+}
+
+void postcopy_working_set_each(PostcopyWorkingSet *set, size_t most,
+                               void (*func)(RAMBlock *rb, ram_addr_t start,
+                                            ram_addr_t size, void *opaque),
+                               void *opaque)
+{
+    unsigned bits = qemu_target_page_bits();
+
+    for (guint i = 0; i < set->blocks->len; i++) {
+        WorkingSetBlock *b = &g_array_index(set->blocks, WorkingSetBlock, i);
+        size_t pages = b->rb->postcopy_length >> bits;
+        size_t first = find_first_bit(b->had, pages);
+
+        while (first < pages) {
+            size_t end = find_next_zero_bit(b->had, pages, first), next;
+
+            while ((next = find_next_bit(b->had, pages, end)) < pages &&
+                   next - end <= GAP >> bits) {
+                end = find_next_zero_bit(b->had, pages, next);
+            }
+            for (ram_addr_t at = (ram_addr_t)first << bits,
+                 last = (ram_addr_t)end << bits; at < last; at += most) {
+                func(b->rb, at, MIN(most, last - at), opaque);
+            }
+            first = next;
+        }
+    }
+}
+
+void postcopy_working_set_write(PostcopyWorkingSet *set)
+{
+    Error *err = NULL;
+    size_t pages = 0;
+    FILE *f;
+    int fd;
+
+    if (!qatomic_xchg(&set->changed, false)) {
+        return;
+    }
+    fd = qemu_create(set->path, O_WRONLY | O_TRUNC, 0600, &err);
+    if (fd < 0) {
+        warn_report_err(err);
+        return;
+    }
+    f = fdopen(fd, "w");
+    fputs(VERSION_LINE, f);
+    for (guint i = 0; i < set->blocks->len; i++) {
+        WorkingSetBlock *b = &g_array_index(set->blocks, WorkingSetBlock, i);
+        size_t n = b->rb->postcopy_length >> qemu_target_page_bits(), end;
+
+        for (size_t first = find_first_bit(b->has, n); first < n;
+             first = find_next_bit(b->has, n, end)) {
+            end = find_next_zero_bit(b->has, n, first);
+            fprintf(f, "%zx %zx %s\n", first, end - first, b->rb->idstr);
+            pages += end - first;
+        }
+    }
+    trace_postcopy_working_set_write(set->path, pages);
+    if (fclose(f)) {
+        warn_report("cannot write the working set %s: %s", set->path,
+                    strerror(errno));
+    }
+}

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A guest runs while its memory is in a file: what comes from where, and what becomes of it when the file
+cannot be read."""
+import re
+import struct
+
+import pytest
+from qemu.qmp.qmp_client import ExecuteError
+
+from tests.lab import other_qemu
+from tests.lab.arches import on_both
+from tests.lab.backends import BACKENDS
+from tests.lab.missing_at_load import SLOT, set_queue
+from tests.lab.other_qemu import PEER
+from tests.lab.pair import FORK, INJECT, STOCK, until
+from tests.lab.snapshot import Machine
+from tests.lab.text import search
+
+LAZY = ("mapped-ram", "postcopy-ram")
+# Nothing is read that the guest does not touch.
+NO_REST = ("-global", "migration.restore-background=off")
+QUICK = ("anonymous", "hugetlb-file")
+
+
+def from_file(lab, **options):
+    return Machine(lab, capabilities=["mapped-ram"], **{"mem": 8, "memory_mb": 64} | options)
+
+
+def finish(side):
+    """The guest there has gone on, to its end, and is as it was; returns query-migrate."""
+    if until(lambda: status if (status := side.cmd("query-status")["status"]) != "inmigrate" else None,
+             "the guest is there") == "paused":
+        side.cmd("cont")
+    side.wait_event("end")
+    assert side.report().intact, side.report().all("bad")
+    side.cmd("migrate-set-parameters", restore_background=True)
+    until(lambda: side.status() == "completed", "all of the file has been read")
+    info = side.cmd("query-migrate")
+    assert info["postcopy-faults"]["awaited"] == 0 and "postcopy-file" not in info
+    return info
+
+
+def switches(side, cpu):
+    """How often its thread has slept."""
+    return int(search(r"^voluntary_ctxt_switches:\s+(\d+)",
+                      side.lab.run(f"grep -h -A99 'CPU {cpu}/' /proc/$(cat {side.pidfile})/task/*/status",
+                                   check=True).output)[1])
+
+
+@on_both("kind", [(kind,) for kind in BACKENDS], quick=[("anonymous",), ("hugetlb-file",)])
+def test_memory(lab, kind):
+    """By exits, whatever the memory is."""
+    options = {"memory_mb": 64, "mem": 48, "pattern": "samehuge"} if "huge" in kind else {}
+    with from_file(lab, backend=kind, **options) as machine:
+        machine.save()
+        machine.side.end()
+        faults = finish(machine.load(capabilities=LAZY, arguments=NO_REST))["postcopy-faults"]
+        assert faults["exits"] > 8, faults
+
+
+def test_each_vcpu_reads_for_itself(lab):
+    """It sleeps for no page, and no other thread does anything for it."""
+    with from_file(lab, mem=32, cpus=1) as machine:
+        machine.save()
+        side = machine.load(capabilities=LAZY, arguments=NO_REST)
+        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        fault_thread = side.cpu_seconds("mig/dst/fault")
+        before = switches(side, 0)
+        faults = finish(side)["postcopy-faults"]
+        print(faults, switches(side, 0) - before)
+        assert faults["exits"] > 1000 and faults["uffd"] < faults["exits"] / 20
+        assert switches(side, 0) - before < faults["exits"] / 20
+        assert fault_thread < 1
+
+
+@pytest.mark.parametrize("writer", [STOCK, PEER])
+def test_files_of_others(place, writer):
+    """Of a guest that was stopped, which stays so."""
+    if writer == PEER:
+        other_qemu.put(place)
+    with from_file(place, qemu=writer, machine="pc-i440fx-10.0") as machine:
+        machine.save()
+        side = machine.load(capabilities=LAZY)
+        until(lambda: side.status() == "completed", "all of the file has been read")
+        assert side.cmd("query-status")["status"] == "paused"
+        finish(side)
+
+
+def test_running_guest(place):
+    """A background snapshot, of a guest that ran. Most of its memory is a hole, which nobody reads or fills."""
+    with from_file(place, memory_mb=1024) as machine:
+        machine.take()
+        side = machine.load(capabilities=LAZY)
+        until(lambda: side.status() == "completed", "all of the file has been read")
+        machine.side.end()
+        machine.side = side
+        assert machine.resident_kib() < 256 << 10
+        finish(side)
+
+
+def test_what_the_page_cache_lacks(place):
+    """Is read by threads of its own, and the guest as it was."""
+    with from_file(place, mem=32) as machine:
+        machine.save()
+        place.run(f"sync {machine.file}; dd if={machine.file} iflag=nocache count=0", check=True)
+        side = machine.load(capabilities=LAZY, arguments=NO_REST)
+        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        side.cmd("cont")
+        side.wait_event("end")
+        assert side.cmd("query-migrate")["postcopy-file"]["uncached"] > 8
+        finish(side)
+
+
+def refused(machine, words, capabilities=LAZY, arguments=()):
+    with pytest.raises(ExecuteError, match=words):
+        machine.load(capabilities=capabilities, arguments=arguments)
+    side = machine.sides[-1]
+    assert side.cmd("query-status")["status"] == "inmigrate"
+    side.end()
+
+
+def test_what_it_has_no_use_for(place):
+    with from_file(place) as machine:
+        machine.save()
+        refused(machine, "no use for postcopy-preempt: switch it off", (*LAZY, "postcopy-preempt"))
+        refused(machine, "not yet compatible with multifd", (*LAZY, "multifd"))
+        refused(machine, "no use for postcopy-fetch-channels", arguments=["-global", "migration.postcopy-fetch-channels=2"])
+        machine.side.cmd("cont")
+        machine.side.set_capabilities("postcopy-ram")
+        with pytest.raises(ExecuteError, match="switch postcopy-ram off to save"):
+            machine.start()
+
+
+def fails(machine, words):
+    """The guest does not run, and QEMU says why."""
+    side = machine.load(capabilities=LAZY, arguments=["-S"])
+    until(lambda: words in side.job.output, words, timeout=30)
+    until(lambda: not side.job.running, "QEMU has ended")
+
+
+def header_at(place, path):
+    """Offset of the header of pc.ram in the file; it is a version and three numbers."""
+    at = place.run(f"grep -abo pc.ram {path} | head -1", check=True).output
+    return int(at.split(":")[0]) + len("pc.ram") + 8
+
+
+@pytest.mark.parametrize(("offset", "value", "words"), [
+    (4, 0, "pages of 0 bytes in the file"), (4, 8192, "pages of 8192 bytes in the file"),
+    (20, 1 << 62, "has been truncated"), (20, 3, "bad alignment"), (12, 1 << 62, "reading dirty bitmap"),
+])
+def test_crafted_header(place, offset, value, words):
+    with from_file(place) as machine:
+        machine.save()
+        machine.side.end()
+        octal = "".join(rf"\{byte:03o}" for byte in struct.pack(">Q", value))
+        place.run(f"printf '{octal}' | dd of={machine.file} conv=notrunc bs=1 "
+                  f"seek={header_at(place, machine.file) + offset}", check=True)
+        fails(machine, words)
+
+
+def test_truncated_file(place):
+    with from_file(place) as machine:
+        machine.save()
+        place.run(f"truncate -s 8M {machine.file}", check=True)
+        fails(machine, "")
+
+
+def test_bitmaps_that_nobody_wrote(place):
+    """QEMU 10.0's background snapshots have pages, and no bit is set."""
+    with from_file(place, qemu=STOCK) as machine:
+        machine.take()
+        fails(machine, "bitmaps name none")
+
+
+def test_unreadable_page_of_a_device(place):
+    """The main thread, which loads the device, misses its queue: the guest does not run with zeros there."""
+    with from_file(place, mem=16, zero=0, arguments=["-device", f"virtio-rng-pci,addr={SLOT:#x},disable-modern=on"]) \
+            as machine:
+        boot = machine.side.wait_event("boot")
+        set_queue(machine.side, boot["test_address"] >> 12)
+        machine.save()
+        side = machine.load(INJECT, LAZY, NO_REST)
+        finish(side)
+        side.end()
+        side = machine.start_destination(INJECT, ["-S"])
+        side.set_capabilities(*LAZY)
+        side.inject.arm("postcopy-file-read")
+        side.cmd("migrate-incoming", uri=f"file:{machine.file}")
+        result = side.job.wait(60)
+        assert result.rc == 1
+        assert re.search("cannot read .*devices have been loaded with pages that cannot be read", result.output, re.S)
+
+
+@pytest.fixture
+def paused(place):
+    """A guest whose file has become shorter, and the file as it was."""
+    with from_file(place, mem=32) as machine:
+        machine.save()
+        good = f"{machine.file}.good"
+        place.run(f"cp --sparse=always {machine.file} {good}", check=True)
+        side = machine.load(capabilities=("events", *LAZY), arguments=NO_REST)
+        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        place.run(f"truncate -s 4096 {machine.file}", check=True)
+        side.cmd("cont")
+        until(lambda: side.status() == "postcopy-paused", "the guest has missed a page")
+        yield side, machine.file, good
+        place.run(f"rm -f {good}")
+
+
+def test_recovery(place, paused):
+    """By out-of-band commands, since QEMU's main thread may wait for a page."""
+    side, file, good = paused
+    info = side.cmd("query-migrate")
+    assert search(rf"goes on after migrate-recover.*cannot read {file} at \d+ \(0x[0-9a-f]+ of pc.ram\)",
+                  info["error-desc"])
+    assert info["postcopy-file"]["remaining"] > 0
+    assert side.cmd("query-status")["status"] == "running"
+    # The same file, still truncated; one of another guest
+    for wrong in file, f"{file}.wrong":
+        place.run(f"cp {good} {file}.wrong; dd if=/dev/zero of={file}.wrong bs=64K count=16 conv=notrunc", check=True)
+        assert not side.cmd_out_of_band("migrate-recover", uri=f"file:{wrong}")
+        side.wait_says("postcopy stays paused: this is not the file")
+        assert side.status() == "postcopy-paused"
+    assert not side.cmd_out_of_band("migrate-recover", uri=f"file:{good}")
+    info = finish(side)
+    assert "error-desc" not in info
+
+
+def test_paused_by_hand(place):
+    """Until a recovery, nothing is read."""
+    with from_file(place, mem=32) as machine:
+        machine.save()
+        side = machine.load(capabilities=LAZY, arguments=NO_REST)
+        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        assert not side.cmd_out_of_band("migrate-pause")
+        assert "migrate-pause" in side.cmd("query-migrate")["error-desc"]
+        remaining = side.cmd("query-migrate")["postcopy-file"]["remaining"]
+        side.cmd("cont")
+        until(lambda: side.cmd("query-migrate")["postcopy-faults"]["awaited"], "the guest misses a page")
+        assert side.cmd("query-migrate")["postcopy-file"]["remaining"] == remaining
+        side.cmd("migrate-recover", uri=f"file:{machine.file}")
+        finish(side)
+
+
+def test_before_all_has_come(place):
+    """As on a destination: no save, nowhere; and nobody overwrites the file."""
+    with from_file(place) as machine:
+        machine.save()
+        side = machine.load(capabilities=LAZY, arguments=NO_REST)
+        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        total = side.cmd("query-migrate")["postcopy-file"]["total"]
+        with pytest.raises(ExecuteError, match="not all come|in progress"):
+            side.cmd("migrate", uri=f"file:{machine.file}.other")
+        # Another one would truncate it
+        machine.side.cmd("cont")
+        with pytest.raises(ExecuteError, match="A guest runs from this file"):
+            machine.start()
+        assert machine.snapshot_bytes() > total
+        side.cmd("stop")
+        finish(side)
+        machine.take()          # all has been read
+        side.end()
+        side = machine.load(capabilities=LAZY, arguments=NO_REST)
+        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        side.cmd("quit")
+        assert side.job.wait(60).rc == 0
+
+
+def test_rest_stays_in_the_file(place):
+    with from_file(place, mem=32) as machine:
+        machine.save()
+        side = machine.load(capabilities=LAZY, arguments=NO_REST)
+        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        side.cmd("cont")
+        side.wait_event("end")
+        file = side.cmd("query-migrate")["postcopy-file"]
+        assert 0 < file["remaining"] < file["total"] and file["filename"] == machine.file
+        side.cmd("migrate-set-parameters", max_postcopy_bandwidth=1 << 20)
+        side.cmd("migrate-set-parameters", restore_background=True)
+        until(lambda: side.cmd("query-migrate")["postcopy-file"]["remaining"] < file["remaining"], "the rest is read")
+        assert side.status() == "postcopy-active", "at 1 MiB/s"
+        side.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        finish(side)
+
+
+def pages_of(place, path):
+    version, *lines = place.run(f"cat {path}", check=True).output.splitlines()
+    assert version == "QEMU working set 1"
+    return {(words[2], int(words[0], 16) + i) for line in lines if len(words := line.split()) == 3
+            for i in range(int(words[1], 16))}
+
+
+def test_working_set(place):
+    """What was missed is read first the next time, and stays in the set; nonsense in it does no harm."""
+    path = f"{place.tmp}/set"
+    arguments = (*NO_REST, "-global", f"migration.restore-working-set={path}")
+    with from_file(place, mem=32) as machine:
+        machine.save()
+        place.run(f"rm -f {path}")
+        missed = []
+        for _ in range(2):
+            side = machine.load(capabilities=LAZY, arguments=arguments)
+            missed.append(finish(side)["postcopy-faults"]["requests"])
+            side.end()
+        assert missed[1] < missed[0] / 2, missed
+        first = pages_of(place, path)
+        place.run(f"echo 'ffffffffffffff 10 pc.ram' >> {path}; echo '0 10 no.such' >> {path}; "
+                  f"echo rubbish >> {path}", check=True)
+        side = machine.load(capabilities=LAZY, arguments=arguments)
+        finish(side)
+        assert pages_of(place, path) >= first
+        side.end()
+        place.run(f"echo other > {path}", check=True)
+        side = machine.load(capabilities=LAZY, arguments=arguments)
+        finish(side)
+        side.wait_says("not a working set of this version")
