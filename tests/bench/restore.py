@@ -46,8 +46,8 @@ def resume(machine, way, read_us, khz):
     path = f"{machine.lab.tmp}/set"
     if way == "set":
         words = (*words, "-global", f"migration.restore-working-set={path}")
-    side = machine.start_destination(name, words, (
-        "env", "-u", "QEMU_INJECT", *(("LD_PRELOAD=build/tests/slow-read.so", f"SLOW_READ_US={read_us}") if read_us else ())))
+    slow = ("LD_PRELOAD=build/tests/slow-read.so", f"SLOW_READ_US={read_us}") if read_us else ()
+    side = machine.start_destination(name, words, ("env", "-u", "QEMU_INJECT", *slow))
     side.set_capabilities("events", *capabilities)
     before_s = side.cpu_seconds_of_all()
     start_us = time.time() * 1e6
@@ -85,7 +85,8 @@ def cases(options):
 
 def measure(place, case, options):
     """{milliseconds of a read: {way: figures of each round}}"""
-    runs = {ms: {way: [] for way in options.ways} for ms in options.read_ms}
+    runs: dict[float, dict[str, list[Figures]]] = {
+        ms: {way: [] for way in options.ways} for ms in options.read_ms}
     with Machine(place, memory_mb=case["guest_mib"], cpus=options.cpus, mem=case["used_mib"], pattern="hot", seed=1,
                  capabilities=["mapped-ram"]) as machine:
         khz = machine.side.wait_event("boot")["tsc_khz"]
@@ -130,8 +131,8 @@ def run(options):
                                     for v in (STOCK, FORK)}}
         results: list[Figures] = [result for case in cases(options) for result in measure(place, case, options)]
     text = f"Medians of {options.rounds} rounds, least and most.\n```{bench.printed(show, results)}```"
-    bench.write(options.name, {"about": about, "settings": {"vcpus_count": options.cpus, "rounds_count": options.rounds},
-                            "results": results}, "Resume from a file" + ", of a slow disk" * any(options.read_ms), text)
+    settings = {"vcpus_count": options.cpus, "rounds_count": options.rounds}
+    bench.write(options.name, {"about": about, "settings": settings, "results": results}, "Resume from a file" + ", of a slow disk" * any(options.read_ms), text)
 
 
 def main():

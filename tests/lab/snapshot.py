@@ -29,8 +29,8 @@ class Machine:
     options: as for guest.arguments()."""
 
     def __init__(self, lab: Place, qemu: str = FORK, backend: str = "anonymous", memory_mb: int | str = 64,
-                 cpus: int = 4, machine: str | None = None, capabilities: Sequence[str] = (), arguments: Sequence[str] = (),
-                 taker: Sequence[str] = (), wrapper: Sequence[str] = (), **options: int | str) -> None:
+                 cpus: int = 4, machine: str | None = None, capabilities: Sequence[str] = (),
+                 arguments: Sequence[str] = (), taker: Sequence[str] = (), wrapper: Sequence[str] = (), **options: int | str) -> None:
         self.lab = lab
         self.file = f"{lab.tmp}/snapshot"
         self.arguments = list(arguments)

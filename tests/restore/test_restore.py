@@ -12,7 +12,7 @@ from tests.lab.arches import on_both
 from tests.lab.backends import BACKENDS
 from tests.lab.missing_at_load import SLOT, set_queue
 from tests.lab.other_qemu import PEER
-from tests.lab.pair import FORK, INJECT, STOCK, until
+from tests.lab.pair import INJECT, STOCK, until
 from tests.lab.snapshot import Machine
 from tests.lab.text import search
 
@@ -124,7 +124,8 @@ def test_what_it_has_no_use_for(place):
         machine.save()
         refused(machine, "no use for postcopy-preempt: switch it off", (*LAZY, "postcopy-preempt"))
         refused(machine, "not yet compatible with multifd", (*LAZY, "multifd"))
-        refused(machine, "no use for postcopy-fetch-channels", arguments=["-global", "migration.postcopy-fetch-channels=2"])
+        refused(machine, "no use for postcopy-fetch-channels",
+                arguments=["-global", "migration.postcopy-fetch-channels=2"])
         machine.side.cmd("cont")
         machine.side.set_capabilities("postcopy-ram")
         with pytest.raises(ExecuteError, match="switch postcopy-ram off to save"):
@@ -249,7 +250,7 @@ def test_before_all_has_come(place):
         side = machine.load(capabilities=LAZY, arguments=NO_REST)
         until(lambda: side.status() == "postcopy-active", "the guest can run")
         total = side.cmd("query-migrate")["postcopy-file"]["total"]
-        with pytest.raises(ExecuteError, match="not all come|in progress"):
+        with pytest.raises(ExecuteError, match="not all come"):
             side.cmd("migrate", uri=f"file:{machine.file}.other")
         # Another one would truncate it
         machine.side.cmd("cont")
