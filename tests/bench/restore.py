@@ -132,7 +132,8 @@ def run(options):
         results: list[Figures] = [result for case in cases(options) for result in measure(place, case, options)]
     text = f"Medians of {options.rounds} rounds, least and most.\n```{bench.printed(show, results)}```"
     settings = {"vcpus_count": options.cpus, "rounds_count": options.rounds}
-    bench.write(options.name, {"about": about, "settings": settings, "results": results}, "Resume from a file" + ", of a slow disk" * any(options.read_ms), text)
+    bench.write(options.name, {"about": about, "settings": settings, "results": results},
+                "Resume from a file" + ", of a slow disk" * any(options.read_ms), text)
 
 
 def main():

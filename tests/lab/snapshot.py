@@ -30,7 +30,8 @@ class Machine:
 
     def __init__(self, lab: Place, qemu: str = FORK, backend: str = "anonymous", memory_mb: int | str = 64,
                  cpus: int = 4, machine: str | None = None, capabilities: Sequence[str] = (),
-                 arguments: Sequence[str] = (), taker: Sequence[str] = (), wrapper: Sequence[str] = (), **options: int | str) -> None:
+                 arguments: Sequence[str] = (), taker: Sequence[str] = (), wrapper: Sequence[str] = (),
+                 **options: int | str) -> None:
         self.lab = lab
         self.file = f"{lab.tmp}/snapshot"
         self.arguments = list(arguments)
