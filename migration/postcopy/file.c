@@ -129,6 +129,7 @@ struct PostcopyFile {
      */
     GAsyncQueue *tasks;
     QemuThread readers[READERS];
+    /* Memory may be missing.  With the BQL. */
     bool reading;
     /* Atomic: readers do nothing any more, and end */
     bool quit;
@@ -445,9 +446,9 @@ static int file_not_missing(RAMBlock *rb, void *opaque)
 static void file_push(struct PostcopyFile *file, RAMBlock *rb,
                       ram_addr_t start, size_t size)
 {
-    FileTask *task = g_new(FileTask, 1);
+    FileTask new = { rb, start, size };
+    FileTask *task = g_memdup2(&new, sizeof(new));
 
-    *task = (FileTask) { rb, start, size };
     if (size) {
         qatomic_inc(&file->ahead);
         g_async_queue_push(file->tasks, task);
@@ -650,6 +651,25 @@ static int file_place_huge(MigrationIncomingState *mis,
 }
 
 /*
+ * The first page of the target from @bit on that has been received, or has not;
+ * @end if there is none.  Without the lock under which they are received: those
+ * that come meanwhile are dropped when they are claimed.
+ */
+static size_t file_next(RAMBlock *rb, size_t end, size_t bit, bool received)
+{
+    while (bit < end) {
+        unsigned long word = qatomic_read(&rb->receivedmap[BIT_WORD(bit)]);
+
+        word = (received ? word : ~word) & BITMAP_FIRST_WORD_MASK(bit);
+        if (word) {
+            return MIN(BIT_WORD(bit) * BITS_PER_LONG + ctzl(word), end);
+        }
+        bit = (BIT_WORD(bit) + 1) * BITS_PER_LONG;
+    }
+    return end;
+}
+
+/*
  * From @page on, so many small pages have not been received, and are all in the
  * file or all holes.  They end at @end, in bytes; the others follow later.
  */
@@ -660,7 +680,7 @@ static unsigned file_run(PostcopyFileBlock *b, const PostcopyPage *page,
     size_t first = page->start >> bits;
     size_t most = MIN(end, b->rb->postcopy_length) >> bits;
 
-    most = find_next_bit(b->rb->receivedmap, most, first);
+    most = file_next(b->rb, most, first, true);
     return (test_bit(first, b->bitmap) ?
             find_next_zero_bit(b->bitmap, most, first) :
             find_next_bit(b->bitmap, most, first)) - first;
@@ -786,9 +806,10 @@ static bool file_serve_inside(MigrationIncomingState *mis,
                               const PostcopyPage *page)
 {
     PostcopyFileBlock *b = file_block(mis->postcopy->file, page->rb);
+    size_t at = page->start >> qemu_target_page_bits();
 
     if (!b || qatomic_read(&mis->postcopy->file->paused) ||
-        ramblock_recv_bitmap_test_byte_offset(b->rb, page->start) ||
+        file_next(b->rb, at + 1, at, true) == at ||
         ramblock_page_is_discarded(b->rb, page->start)) {
         return false;
     }
@@ -904,7 +925,6 @@ static void file_readers_stop(struct PostcopyFile *file)
     for (unsigned i = 0; i < READERS; i++) {
         qemu_thread_join(&file->readers[i]);
     }
-    file->reading = false;
 }
 
 /* What nobody has missed */
@@ -947,7 +967,7 @@ static int file_place_block(MigrationIncomingState *mis, PostcopyFileBlock *b,
             g_usleep(LOOK_US);
             continue;
         }
-        bit = find_next_zero_bit(b->rb->receivedmap, pages, bit);
+        bit = file_next(b->rb, pages, bit, false);
         if (bit >= pages) {
             return 0;
         }

@@ -8,6 +8,7 @@
 #include "qapi/error.h"
 #include "qemu/bitmap.h"
 #include "qemu/error-report.h"
+#include "qemu/lockable.h"
 #include "qemu/units.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
@@ -28,7 +29,7 @@ typedef struct WorkingSetBlock {
     RAMBlock *rb;
     /* Of the target's pages; constant */
     unsigned long *had;
-    /* The same, and those that were missed since.  Atomic. */
+    /* The same, and those that were missed since.  Under the lock. */
     unsigned long *has;
 } WorkingSetBlock;
 
@@ -38,7 +39,8 @@ struct PostcopyWorkingSet {
     GArray *blocks;
     /* The file had a set; constant */
     bool read;
-    /* Atomic: a page was added */
+    QemuMutex lock;
+    /* A page was added.  Under the lock. */
     bool changed;
 };
 
@@ -129,6 +131,7 @@ PostcopyWorkingSet *postcopy_working_set_new(const char *path)
     PostcopyWorkingSet *set = g_new0(PostcopyWorkingSet, 1);
 
     set->path = g_strdup(path);
+    qemu_mutex_init(&set->lock);
     set->blocks = g_array_new(false, false, sizeof(WorkingSetBlock));
     g_array_set_clear_func(set->blocks, block_clear);
     foreach_not_ignored_block(block_add, set);
@@ -140,6 +143,7 @@ void postcopy_working_set_free(PostcopyWorkingSet *set)
 {
     if (set) {
         g_array_unref(set->blocks);
+        qemu_mutex_destroy(&set->lock);
         g_free(set->path);
         g_free(set);
     }
@@ -158,9 +162,10 @@ void postcopy_working_set_add(PostcopyWorkingSet *set, RAMBlock *rb,
     size_t end = b ? MIN(start + size, rb->postcopy_length) >> bits : 0;
     size_t first = start >> bits;
 
+    QEMU_LOCK_GUARD(&set->lock);
     if (b && find_next_zero_bit(b->has, end, first) < end) {
-        bitmap_set_atomic(b->has, first, end - first);
-        qatomic_set(&set->changed, true);
+        bitmap_set(b->has, first, end - first);
+        set->changed = true;
     }
 }
 
@@ -199,9 +204,11 @@ void postcopy_working_set_write(PostcopyWorkingSet *set)
     FILE *f;
     int fd;
 
-    if (!qatomic_xchg(&set->changed, false)) {
+    QEMU_LOCK_GUARD(&set->lock);
+    if (!set->changed) {
         return;
     }
+    set->changed = false;
     fd = qemu_create(set->path, O_WRONLY | O_TRUNC, 0600, &err);
     if (fd < 0) {
         warn_report_err(err);
