@@ -25,6 +25,7 @@
 #include "qemu/lockable.h"
 #include "qemu/main-loop.h"
 #include "qemu/mmap-alloc.h"
+#include "qemu/queue.h"
 #include "qemu/rcu.h"
 #include "qemu/stats64.h"
 #include "qemu/timer.h"
@@ -96,6 +97,15 @@ typedef struct PostcopyFileBlock {
     unsigned long *bitmap;
 } PostcopyFileBlock;
 
+typedef struct FileTask {
+    RAMBlock *rb;
+    /* In bytes */
+    ram_addr_t start;
+    /* 0: the page at @start has been missed.  Else the size of a run. */
+    size_t size;
+    QTAILQ_ENTRY(FileTask) next;
+} FileTask;
+
 /*
  * PostcopyIncoming.file.  Made and freed with the BQL; threads that miss pages
  * use it between postcopy_requests_enter() and postcopy_requests_leave(), and
@@ -123,16 +133,15 @@ struct PostcopyFile {
     QemuSemaphore recovered;
     /* Reads what nobody misses, and ends it all */
     QemuThread thread;
-    /*
-     * FileTask of what must be waited for, missed pages first; the thread that
-     * takes one frees it
-     */
-    GAsyncQueue *tasks;
+    /* What must be waited for, missed pages first; under the lock, as is quit */
+    QTAILQ_HEAD(, FileTask) tasks;
+    QemuMutex tasks_lock;
+    QemuCond tasks_changed;
+    /* Readers do nothing any more, and end */
+    bool quit;
     QemuThread readers[READERS];
     /* Memory may be missing.  With the BQL. */
     bool reading;
-    /* Atomic: readers do nothing any more, and end */
-    bool quit;
     /* Atomic: how many tasks of the working set there are */
     unsigned ahead;
     /* Pages that had to be waited for */
@@ -143,15 +152,6 @@ struct PostcopyFile {
     bool recording;
     int64_t recording_since;
 };
-
-typedef struct FileTask {
-    /* NULL: nothing, look at quit */
-    RAMBlock *rb;
-    /* In bytes */
-    ram_addr_t start;
-    /* 0: the page at @start has been missed.  Else the size of a run. */
-    size_t size;
-} FileTask;
 
 bool postcopy_file_check(Error **errp)
 {
@@ -211,6 +211,7 @@ static void file_block_clear(gpointer p)
 static void file_free(MigrationIncomingState *mis)
 {
     struct PostcopyFile *file = mis->postcopy->file;
+    FileTask *task;
 
     if (!file) {
         return;
@@ -218,7 +219,12 @@ static void file_free(MigrationIncomingState *mis)
     mis->postcopy->file = NULL;
     close(file->fd);
     g_array_unref(file->blocks);
-    g_async_queue_unref(file->tasks);
+    while ((task = QTAILQ_FIRST(&file->tasks))) {
+        QTAILQ_REMOVE(&file->tasks, task, next);
+        g_free(task);
+    }
+    qemu_mutex_destroy(&file->tasks_lock);
+    qemu_cond_destroy(&file->tasks_changed);
     postcopy_working_set_free(file->set);
     qemu_sem_destroy(&file->recovered);
     g_free(file);
@@ -262,7 +268,9 @@ static struct PostcopyFile *file_new(QEMUFile *f, Error **errp)
     file->memory = qemu_fd_getfs(fd) == QEMU_FS_TYPE_TMPFS;
     file->blocks = g_array_new(false, false, sizeof(PostcopyFileBlock));
     g_array_set_clear_func(file->blocks, file_block_clear);
-    file->tasks = g_async_queue_new_full(g_free);
+    QTAILQ_INIT(&file->tasks);
+    qemu_mutex_init(&file->tasks_lock);
+    qemu_cond_init(&file->tasks_changed);
     qemu_sem_init(&file->recovered, 0);
     return file;
 }
@@ -446,15 +454,34 @@ static int file_not_missing(RAMBlock *rb, void *opaque)
 static void file_push(struct PostcopyFile *file, RAMBlock *rb,
                       ram_addr_t start, size_t size)
 {
-    FileTask new = { rb, start, size };
-    FileTask *task = g_memdup2(&new, sizeof(new));
+    FileTask *task = g_new(FileTask, 1);
 
+    *task = (FileTask) { .rb = rb, .start = start, .size = size };
+    QEMU_LOCK_GUARD(&file->tasks_lock);
     if (size) {
         qatomic_inc(&file->ahead);
-        g_async_queue_push(file->tasks, task);
+        QTAILQ_INSERT_TAIL(&file->tasks, task, next);
     } else {
-        g_async_queue_push_front(file->tasks, task);
+        QTAILQ_INSERT_HEAD(&file->tasks, task, next);
     }
+    qemu_cond_signal(&file->tasks_changed);
+}
+
+/* The caller frees it; NULL: end */
+static FileTask *file_pop(struct PostcopyFile *file)
+{
+    FileTask *task;
+
+    QEMU_LOCK_GUARD(&file->tasks_lock);
+    while (QTAILQ_EMPTY(&file->tasks) && !file->quit) {
+        qemu_cond_wait(&file->tasks_changed, &file->tasks_lock);
+    }
+    if (file->quit) {
+        return NULL;
+    }
+    task = QTAILQ_FIRST(&file->tasks);
+    QTAILQ_REMOVE(&file->tasks, task, next);
+    return task;
 }
 
 static void file_push_run(RAMBlock *rb, ram_addr_t start, ram_addr_t size,
@@ -899,18 +926,17 @@ static void *file_reader_thread(void *opaque)
     MigrationIncomingState *mis = opaque;
     struct PostcopyFile *file = mis->postcopy->file;
     g_autofree void *buffer = g_malloc(RUN_SIZE);
+    FileTask *task;
 
     rcu_register_thread();
-    while (!qatomic_read(&file->quit)) {
-        g_autofree FileTask *task = g_async_queue_pop(file->tasks);
-
-        if (task->rb && !qatomic_read(&file->quit) &&
-            !qatomic_read(&file->paused)) {
+    while ((task = file_pop(file))) {
+        if (!qatomic_read(&file->paused)) {
             file_do_task(mis, task, buffer);
         }
         if (task->size) {
             qatomic_dec(&file->ahead);
         }
+        g_free(task);
     }
     rcu_unregister_thread();
     return NULL;
@@ -918,9 +944,9 @@ static void *file_reader_thread(void *opaque)
 
 static void file_readers_stop(struct PostcopyFile *file)
 {
-    qatomic_set(&file->quit, true);
-    for (unsigned i = 0; i < READERS; i++) {
-        file_push(file, NULL, 0, 0);
+    WITH_QEMU_LOCK_GUARD(&file->tasks_lock) {
+        file->quit = true;
+        qemu_cond_broadcast(&file->tasks_changed);
     }
     for (unsigned i = 0; i < READERS; i++) {
         qemu_thread_join(&file->readers[i]);

@@ -31,9 +31,9 @@ ACCESS = re.compile(r"^ *(?:Previous )?(?:[Aa]tomic )?(?:[Rr]ead|[Ww]rite) of si
                     re.DOTALL | re.MULTILINE)
 # What is accessed there is their caller's.
 HELPERS = re.compile(r"include/|util/bit(?:map|ops)\.c")
-# One thread allocates a QIOTask or a channel, or copies a task, and another one gets it through GLib, whose locks ThreadSanitizer does
+# One thread allocates a QIOTask or a channel, and another one gets it through GLib, whose locks ThreadSanitizer does
 # not see. What the first one writes to it afterwards is an access of its own.
-HANDED_OVER = re.compile(r"^ *Previous write of size .*\n *#0 (?:[cm]alloc |memcpy .*\n *#1 g_memdup)", re.MULTILINE)
+HANDED_OVER = re.compile(r"^ *Previous write of size .*\n *#0 [cm]alloc ", re.MULTILINE)
 
 
 def ours() -> set[str]:
@@ -60,7 +60,7 @@ def accessors(report: str) -> Iterator[str]:
     accesses = ACCESS.findall(report)
     # With the same mutex nobody races: a coroutine's stack may have been another thread's when that was left.
     held = [set(re.findall(r"\bM\d+", access.splitlines()[0])) for access in accesses]
-    if HANDED_OVER.search(report) or len(held) == 2 and held[0] & held[1]:
+    if HANDED_OVER.search(report) or (len(held) == 2 and held[0] & held[1]):
         return
     for access in accesses:
         files = re.findall(r"(?:#\d+|\(inlined by\)) \S+ at (\S+?):", access)
