@@ -1062,6 +1062,7 @@ static void *file_thread(void *opaque)
     file_free(mis);
     migration_incoming_state_destroy();
     postcopy_state_set(POSTCOPY_INCOMING_END);
+    object_unref(OBJECT(migrate_get_current()));
     bql_unlock();
     rcu_unregister_thread();
     return NULL;
@@ -1102,6 +1103,8 @@ int coroutine_fn postcopy_file_loaded(MigrationIncomingState *mis, int ret)
 
 void postcopy_file_run(MigrationIncomingState *mis)
 {
+    /* The thread asks for parameters, also while QEMU quits */
+    object_ref(OBJECT(migrate_get_current()));
     qemu_thread_create(&mis->postcopy->file->thread, "mig/dst/file",
                        file_thread, mis, QEMU_THREAD_DETACHED);
 }
