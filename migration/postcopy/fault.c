@@ -580,6 +580,7 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
 {
     PostcopyState ps = postcopy_state_get();
     int64_t late_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + POSTCOPY_LATE_MS;
+    const PostcopySource *source = mis->postcopy->source;
     bool ended = false;
 
     if (!migrate_postcopy_ram() || qemu_in_coroutine() ||
@@ -593,7 +594,8 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
         return -EIO;
     }
     while (true) {
-        ended = ended || mis->postcopy->source->wait_end(mis, END_LOOK_MS);
+        ended = ended || !source->wait_end ||
+                source->wait_end(mis, END_LOOK_MS);
         if (!ended && qemu_clock_get_ms(QEMU_CLOCK_REALTIME) >= late_ms) {
             late_ms = INT64_MAX;
             warn_report("postcopy: the source has ended the stream, but not "

@@ -131,8 +131,6 @@ struct PostcopyFile {
     bool paused;
     /* Posted by the one that has cleared it */
     QemuSemaphore recovered;
-    /* Reads what nobody misses, and ends it all */
-    QemuThread thread;
     /* What must be waited for, missed pages first; under the lock, as is quit */
     QTAILQ_HEAD(, FileTask) tasks;
     QemuMutex tasks_lock;
@@ -869,15 +867,9 @@ static void file_flush(MigrationIncomingState *mis)
 {
 }
 
-static bool file_wait_end(MigrationIncomingState *mis, int ms)
-{
-    return true;
-}
-
 const PostcopySource postcopy_file = {
     .request = file_request,
     .flush = file_flush,
-    .wait_end = file_wait_end,
     .serve = file_serve,
 };
 
@@ -1103,10 +1095,12 @@ int coroutine_fn postcopy_file_loaded(MigrationIncomingState *mis, int ret)
 
 void postcopy_file_run(MigrationIncomingState *mis)
 {
+    QemuThread thread;
+
     /* The thread asks for parameters, also while QEMU quits */
     object_ref(OBJECT(migrate_get_current()));
-    qemu_thread_create(&mis->postcopy->file->thread, "mig/dst/file",
-                       file_thread, mis, QEMU_THREAD_DETACHED);
+    qemu_thread_create(&thread, "mig/dst/file", file_thread, mis,
+                       QEMU_THREAD_DETACHED);
 }
 
 void postcopy_file_pause(MigrationIncomingState *mis)

@@ -37,13 +37,7 @@ static void return_path_flush(MigrationIncomingState *mis)
     }
 }
 
-static bool return_path_wait_end(MigrationIncomingState *mis, int ms)
-{
-    return true;
-}
-
 const PostcopySource postcopy_return_path = {
     .request = return_path_request,
     .flush = return_path_flush,
-    .wait_end = return_path_wait_end,
 };

@@ -36,7 +36,8 @@ typedef struct PostcopySource {
      */
     void (*flush)(MigrationIncomingState *mis);
     /*
-     * The main channel has ended: sleep until all others have, or for @ms
+     * NULL if no other channel has an end of its own, or: the main
+     * channel has ended: sleep until all others have, or for @ms
      * milliseconds.  Returns whether they have, so that no page comes any more.
      * Called by the thread that loads the main channel, again and again.
      */

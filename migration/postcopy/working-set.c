@@ -13,7 +13,6 @@
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "migration/migration.h"
-#include "migration/migration.h"
 #include "working-set.h"
 #include "trace.h"
 

@@ -48,7 +48,7 @@ NO_FIRST = ("-global", "migration.x-postcopy-first=off")
 MIB = 1 << 20
 
 TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enable",
-         "kvm_exit_on_missing_disable", "kvm_exit_on_missing_probe", "postcopy_file_missed", "postcopy_fault_exit",
+         "kvm_exit_on_missing_disable", "kvm_exit_on_missing_probe", "postcopy_fault_exit",
          "postcopy_fault_exit_end", "postcopy_fault_uffd", "postcopy_fault_populate",
          "postcopy_fault_around", "postcopy_along",
          "postcopy_fault_ask_again", "postcopy_fault_exits_off", "postcopy_request_shared_page",
@@ -301,12 +301,14 @@ class BaseSide(ABC):
 
     def cpu_seconds(self, thread: str = "") -> float:
         """What a thread of this name, or the main thread, has used of a processor."""
-        ticks = self.lab.run(f"cut -d ' ' -f 14,15 {self.task(thread)}/stat", check=True).output
-        return sum(map(int, ticks.split())) / 100
+        return self._seconds(self.task(thread))
 
     def cpu_seconds_of_all(self) -> float:
         """The same of QEMU as a whole, with threads that have ended."""
-        ticks = self.lab.run(f"cut -d ' ' -f 14,15 /proc/$(cat {self.pidfile})/stat", check=True).output
+        return self._seconds(f"/proc/$(cat {self.pidfile})")
+
+    def _seconds(self, folder: str) -> float:
+        ticks = self.lab.run(f"cut -d ' ' -f 14,15 {folder}/stat", check=True).output
         return sum(map(int, ticks.split())) / 100
 
     def release_when_awaited(self, point: str) -> None:

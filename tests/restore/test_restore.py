@@ -19,7 +19,6 @@ from tests.lab.text import search
 LAZY = ("mapped-ram", "postcopy-ram")
 # Nothing is read that the guest does not touch.
 NO_REST = ("-global", "migration.restore-background=off")
-QUICK = ("anonymous", "hugetlb-file")
 
 
 def from_file(lab, **options):
