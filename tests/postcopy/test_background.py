@@ -37,7 +37,7 @@ def test_requests_pass(place):
 def test_stock_answers(place):
     """A destination without the branch answers PINGs as well."""
     window = migrated(place, destination=STOCK)[0]["postcopy-window"]
-    assert window["delay"] > 0 and window["size"] < RATE // 4, window
+    assert window["delay"] > 0, window
 
 
 def around(place, channels, rate):
@@ -65,8 +65,9 @@ def test_pages_around_a_requested_one(place, channels):
     # When the stream ends, the destination reads from that channel what it has requested: these would be lost.
     assert not unasked
     if channels == "preempt":
-        # What fills the buffers at first goes fast, and zeros do.
-        assert statistics.median(around(place, channels, RATE)[0]) == 1
+        # Some do on a slow wire as well: zeros, and what fills its buffers at first.
+        slow = around(place, channels, RATE)[0]
+        assert statistics.mean(slow) < statistics.mean(together), (slow, together)
 
 
 class Order(Lie):
