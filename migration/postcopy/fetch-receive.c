@@ -60,7 +60,7 @@ static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
         /* What data points to stays until the next byte is read */
         qemu_file_skip(ch->in, *n * page->size);
     }
-    return postcopy_receive_pages(ch->mis, page, *n, data);
+    return postcopy_receive_pages(ch->mis, page, *n, data, false);
 }
 
 /* The pages of a frame.  Returns 0 or negative errno; reports placement's. */

@@ -23,6 +23,7 @@
 #include "qemu/error-report.h"
 #include "qemu/host-utils.h"
 #include "qemu/lockable.h"
+#include "qemu/madvise.h"
 #include "qemu/main-loop.h"
 #include "qemu/mmap-alloc.h"
 #include "qemu/queue.h"
@@ -50,11 +51,11 @@
 #include "trace.h"
 
 /*
- * What is read at once of what nobody has missed, as a disk takes some time for
- * each read; and what is placed at once of that, as a vCPU that misses a page of
- * it waits
+ * What is read at once of what nobody has missed: a disk takes some time for
+ * each read, and the kernel has huge pages of this size.  And what is placed at
+ * once of that, if not as a huge page, as a vCPU that misses a page of it waits.
  */
-#define RUN_SIZE (1 * MiB)
+#define RUN_SIZE (2 * MiB)
 #define PLACE_SIZE (256 * KiB)
 
 /*
@@ -76,6 +77,7 @@
 
 /* Threads that read what must be waited for: a slow disk serves several */
 #define READERS 4
+#define BUFFERS_SIZE ((READERS + 1) * RUN_SIZE)
 
 /*
  * For how long, in ns from the first page on, the guest waits for its working
@@ -138,12 +140,20 @@ struct PostcopyFile {
     /* Readers do nothing any more, and end */
     bool quit;
     QemuThread readers[READERS];
+    /* Of RUN_SIZE for each reader and postcopy_file_run()'s thread; constant */
+    void *buffers;
+    /* Atomic */
+    unsigned buffers_taken;
     /* Memory may be missing.  With the BQL. */
     bool reading;
     /* Atomic: how many tasks of the working set there are */
     unsigned ahead;
     /* Pages that had to be waited for */
     Stat64 uncached;
+    /* The last page that was missed, in the space of ram_addr_t */
+    Stat64 missed;
+    /* The last one that postcopy_file_run()'s thread, which has this, has seen */
+    uint64_t followed;
     /* Or NULL.  Constant once memory may be missing. */
     PostcopyWorkingSet *set;
     /* Atomic: missed pages belong to it */
@@ -217,6 +227,7 @@ static void file_free(MigrationIncomingState *mis)
     mis->postcopy->file = NULL;
     close(file->fd);
     g_array_unref(file->blocks);
+    qemu_anon_ram_free(file->buffers, BUFFERS_SIZE);
     while ((task = QTAILQ_FIRST(&file->tasks))) {
         QTAILQ_REMOVE(&file->tasks, task, next);
         g_free(task);
@@ -322,6 +333,17 @@ bool postcopy_file_add(QEMUFile *f, RAMBlock *rb, uint64_t bitmap_offset,
     return true;
 }
 
+/* Of what is at the pages of @b in the file */
+static bool file_has_data(struct PostcopyFile *file, PostcopyFileBlock *b)
+{
+    /* The devices are read from where it stands */
+    off_t was = lseek(file->fd, 0, SEEK_CUR);
+    off_t at = lseek(file->fd, b->pages_offset, SEEK_DATA);
+
+    lseek(file->fd, was, SEEK_SET);
+    return at >= 0 && at < b->pages_offset + b->rb->used_length;
+}
+
 /*
  * QEMU 10.0 does not write the bitmaps of a background snapshot.  To find all
  * of the guest's memory empty is to have such a file.
@@ -334,12 +356,11 @@ static bool file_has_pages(struct PostcopyFile *file, Error **errp)
         PostcopyFileBlock *b = &g_array_index(file->blocks, PostcopyFileBlock,
                                               i);
         size_t pages = b->rb->used_length >> qemu_target_page_bits();
-        off_t at = lseek(file->fd, b->pages_offset, SEEK_DATA);
 
         if (find_first_bit(b->bitmap, pages) < pages) {
             return true;
         }
-        data |= at >= 0 && at < b->pages_offset + b->rb->used_length;
+        data |= file_has_data(file, b);
     }
     if (data) {
         error_setg(errp, "the file has pages, and its bitmaps name none: a "
@@ -488,6 +509,11 @@ static void file_push_run(RAMBlock *rb, ram_addr_t start, ram_addr_t size,
     file_push(opaque, rb, start, size);
 }
 
+static void *file_buffer(struct PostcopyFile *file)
+{
+    return file->buffers + qatomic_fetch_inc(&file->buffers_taken) * RUN_SIZE;
+}
+
 static void *file_reader_thread(void *opaque);
 
 static int file_begin(MigrationIncomingState *mis, Error **errp)
@@ -506,6 +532,13 @@ static int file_begin(MigrationIncomingState *mis, Error **errp)
         error_setg(errp, "cannot empty the guest's memory");
         return -EINVAL;
     }
+    file->buffers = qemu_anon_ram_alloc(BUFFERS_SIZE, NULL, false, false);
+    if (!file->buffers) {
+        error_setg_errno(errp, errno, "no memory for what is read");
+        return -ENOMEM;
+    }
+    /* UFFDIO_MOVE moves huge pages as they are */
+    qemu_madvise(file->buffers, BUFFERS_SIZE, QEMU_MADV_HUGEPAGE);
     postcopy_ram_prepare_discard(mis);
     /* Before the memslots are flagged, which asks what is missing */
     file_for_blocks(file, file_holes_received);
@@ -655,24 +688,33 @@ static int file_read_pages(MigrationIncomingState *mis, PostcopyFileBlock *b,
                      ((ram_addr_t)(last + 1) << bits) - from, wait);
 }
 
+/* Of what was read to @data */
+static void file_clear_holes(PostcopyFileBlock *b, ram_addr_t start,
+                             ram_addr_t end, void *data)
+{
+    unsigned bits = qemu_target_page_bits();
+
+    for (ram_addr_t at = start; at < end; at += 1 << bits) {
+        if (!test_bit(at >> bits, b->bitmap)) {
+            memset(data + (at - start), 0, 1 << bits);
+        }
+    }
+}
+
 static int file_place_huge(MigrationIncomingState *mis,
                            const PostcopyPage *page, bool wait)
 {
     PostcopyFileBlock *b = file_block(mis->postcopy->file, page->rb);
-    unsigned bits = qemu_target_page_bits();
-    size_t first = page->start >> bits, end = first + (page->size >> bits);
     g_autofree void *buffer = g_try_malloc(page->size);
     int ret = buffer ? file_read_pages(mis, b, page->start,
                                        page->start + page->size, buffer, wait)
                      : -ENOMEM;
 
-    /* Parts of it may be holes, of which the file may have anything */
-    for (size_t bit = first; bit < end && !ret; bit++) {
-        if (!test_bit(bit, b->bitmap)) {
-            memset(buffer + ((bit - first) << bits), 0, 1 << bits);
-        }
+    if (ret) {
+        return ret;
     }
-    return ret ?: postcopy_receive_page(mis, page, buffer);
+    file_clear_holes(b, page->start, page->start + page->size, buffer);
+    return postcopy_receive_page(mis, page, buffer);
 }
 
 /*
@@ -728,7 +770,7 @@ static int file_place_parts(MigrationIncomingState *mis, PostcopyFileBlock *b,
         if (n) {
             ret = postcopy_receive_pages(mis, &page, n,
                                          file_is_hole(b, at) ? NULL :
-                                         data + (at - start));
+                                         data + (at - start), false);
         }
         at += MAX(n, 1) * page.size;
     }
@@ -790,6 +832,7 @@ static int file_place_requested(MigrationIncomingState *mis,
 
 static void file_record(struct PostcopyFile *file, const PostcopyPage *page)
 {
+    stat64_set(&file->missed, page->rb->offset + page->start);
     if (qatomic_read(&file->recording)) {
         /* With those that are read with it, which are not missed then */
         postcopy_working_set_add(file->set, page->rb,
@@ -874,14 +917,30 @@ const PostcopySource postcopy_file = {
 };
 
 /*
- * Returns how many bytes of @b were placed from @page on, at most RUN_SIZE or
- * one page, or negative errno
+ * Whether the small pages from @start to @end can be one huge page: nothing of
+ * it has been received, and at most half of it are holes
+ */
+static bool file_is_huge(PostcopyFileBlock *b, ram_addr_t start, ram_addr_t end)
+{
+    unsigned bits = qemu_target_page_bits();
+    size_t first = start >> bits, pages = (end - start) >> bits;
+
+    return end - start == RUN_SIZE && !qemu_ram_is_shared(b->rb) &&
+           QEMU_PTR_IS_ALIGNED(b->rb->host + start, RUN_SIZE) &&
+           file_next(b->rb, first + pages, first, true) == first + pages &&
+           bitmap_count_one_with_offset(b->bitmap, first, pages) >= pages / 2;
+}
+
+/*
+ * Returns how many bytes of @b were placed from @page on, at most to the next
+ * multiple of RUN_SIZE or one page, or negative errno
  */
 static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
                               const PostcopyPage *page, size_t size,
                               void *buffer)
 {
-    ram_addr_t end = MIN(page->start + MIN(size, RUN_SIZE),
+    ram_addr_t to_next = RUN_SIZE - ((uintptr_t)page->host & (RUN_SIZE - 1));
+    ram_addr_t end = MIN(page->start + MIN(size, to_next),
                          b->rb->postcopy_length);
     int ret;
 
@@ -889,8 +948,14 @@ static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
         postcopy_mirror(page->rb, page->start)) {
         return file_place(mis, page, true) ?: page->size;
     }
-    ret = file_read_pages(mis, b, page->start, end, buffer, true) ?:
-          file_place_parts(mis, b, page->start, end, buffer);
+    ret = file_read_pages(mis, b, page->start, end, buffer, true);
+    if (!ret && file_is_huge(b, page->start, end)) {
+        file_clear_holes(b, page->start, end, buffer);
+        ret = postcopy_receive_pages(mis, page, RUN_SIZE / page->size, buffer,
+                                     true);
+    } else if (!ret) {
+        ret = file_place_parts(mis, b, page->start, end, buffer);
+    }
     return ret ?: end - page->start;
 }
 
@@ -917,7 +982,7 @@ static void *file_reader_thread(void *opaque)
 {
     MigrationIncomingState *mis = opaque;
     struct PostcopyFile *file = mis->postcopy->file;
-    g_autofree void *buffer = g_malloc(RUN_SIZE);
+    void *buffer = file_buffer(file);
     FileTask *task;
 
     rcu_register_thread();
@@ -967,27 +1032,63 @@ static void file_end_recording(struct PostcopyFile *file, bool now)
     }
 }
 
-/* Returns 0 if all of the block has been placed, or is not asked for any more */
-static int file_place_block(MigrationIncomingState *mis, PostcopyFileBlock *b,
-                            void *buffer)
+/*
+ * More is likely to be missed behind a page that was: the rest goes on from
+ * there.  Sets @i and @bit, if there is one that it does not know.
+ */
+static void file_follow(struct PostcopyFile *file, guint *i, size_t *bit)
+{
+    uint64_t at = stat64_get(&file->missed);
+
+    if (at == file->followed) {
+        return;
+    }
+    file->followed = at;
+    for (guint n = 0; n < file->blocks->len; n++) {
+        RAMBlock *rb = g_array_index(file->blocks, PostcopyFileBlock, n).rb;
+
+        if (at - rb->offset < rb->postcopy_length) {
+            *i = n;
+            *bit = (at - rb->offset) >> qemu_target_page_bits();
+        }
+    }
+}
+
+/*
+ * Returns 0 if in a whole round over the blocks nothing was missing, -EIO if it
+ * is paused, or negative errno
+ */
+static int file_place_rest(MigrationIncomingState *mis, void *buffer)
 {
     struct PostcopyFile *file = mis->postcopy->file;
     unsigned bits = qemu_target_page_bits();
-    size_t pages = b->rb->postcopy_length >> bits, bit = 0;
+    size_t bit = 0;
 
-    while (!qatomic_read(&file->paused)) {
+    /* A round may have begun inside of the first block, which is the last too */
+    for (guint i = 0, whole = 0; whole <= file->blocks->len; ) {
+        PostcopyFileBlock *b;
         PostcopyPage page;
         int64_t placed;
+        size_t pages;
 
         file_end_recording(file, false);
+        if (qatomic_read(&file->paused)) {
+            return -EIO;
+        }
         if (!migrate_restore_background() ||
             (file->recording && !postcopy_working_set_read(file->set))) {
             g_usleep(LOOK_US);
             continue;
         }
+        file_follow(file, &i, &bit);
+        b = &g_array_index(file->blocks, PostcopyFileBlock, i);
+        pages = b->rb->postcopy_length >> bits;
         bit = file_next(b->rb, pages, bit, false);
         if (bit >= pages) {
-            return 0;
+            i = (i + 1) % file->blocks->len;
+            bit = 0;
+            whole++;
+            continue;
         }
         page = postcopy_page(b->rb, (ram_addr_t)bit << bits);
         if (ramblock_page_is_discarded(b->rb, page.start)) {
@@ -1001,30 +1102,25 @@ static int file_place_block(MigrationIncomingState *mis, PostcopyFileBlock *b,
         }
         file_limit(mis, placed);
         bit = (page.start + placed) >> bits;
+        whole = 0;
     }
-    return -EIO;
+    return 0;
 }
 
 /* Returns whether all has been placed; if not, it is paused */
 static bool file_place_all(MigrationIncomingState *mis, void *buffer)
 {
-    struct PostcopyFile *file = mis->postcopy->file;
-
     /* What another thread has claimed, and cannot place, is for the next pass */
     do {
-        for (guint i = 0; i < file->blocks->len; i++) {
-            PostcopyFileBlock *b = &g_array_index(file->blocks,
-                                                  PostcopyFileBlock, i);
-            int ret = file_place_block(mis, b, buffer);
+        int ret = file_place_rest(mis, buffer);
 
-            if (ret) {
-                Error *err = NULL;
+        if (ret) {
+            Error *err = NULL;
 
-                error_setg(&err, "cannot place pages of %s: %s", b->rb->idstr,
-                           strerror(-ret));
-                file_failed(mis, err);
-                return false;
-            }
+            error_setg(&err, "cannot place the rest of the guest's memory: %s",
+                       strerror(-ret));
+            file_failed(mis, err);
+            return false;
         }
     } while (!postcopy_requests_wait_empty(mis->postcopy->requests, END_MS));
     return true;
@@ -1034,7 +1130,7 @@ static void *file_thread(void *opaque)
 {
     MigrationIncomingState *mis = opaque;
     struct PostcopyFile *file = mis->postcopy->file;
-    g_autofree void *buffer = g_malloc(RUN_SIZE);
+    void *buffer = file_buffer(file);
 
     rcu_register_thread();
     /* In the end it sets paused, so that nobody pauses what is over */

@@ -57,8 +57,22 @@ static int64_t postcopy_try_continue(int ufd, void *host, size_t size,
            ? -errno : cont.mapped;
 }
 
+static int64_t postcopy_try_move(int ufd, void *host, void *from, size_t size,
+                                 bool wake)
+{
+    struct uffdio_move move = {
+        .dst = (uintptr_t)host,
+        .src = (uintptr_t)from,
+        .len = size,
+        .mode = wake ? 0 : UFFDIO_MOVE_MODE_DONTWAKE,
+    };
+
+    return ioctl(ufd, UFFDIO_MOVE, &move) && move.move <= 0 ? -errno
+                                                            : move.move;
+}
+
 int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
-                   unsigned n, void *from, bool wake)
+                   unsigned n, void *from, bool move, bool wake)
 {
     /*
      * @wake: most pages are received before anybody waits for them, and to wake
@@ -75,6 +89,11 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
     while (done < size) {
         if (migration_inject_fail("postcopy-place")) {
             ret = -ENOMEM;
+        } else if (move) {
+            ret = postcopy_try_move(ufd, host, from, size, wake);
+            /* What the kernel does not move, it copies.  Linux has it since 6.8 */
+            move = false;
+            ret = MAX(ret, 0);
         } else if (from && from == mirror) {
             method = POSTCOPY_PLACE_CONTINUE;
             ret = postcopy_try_continue(ufd, host + done, size - done, wake);

@@ -18,6 +18,9 @@
  * @from: their content; NULL for zeros, where the kernel has UFFDIO_ZEROPAGE
  *     for such memory; the page's own address in the mirror
  *     (mirror.h), if it was filled there
+ * @move: @from is anonymous memory of the caller, who needs it no longer: the
+ *     kernel may take its pages, so that huge ones stay huge and nothing is
+ *     copied
  * @wake: wake who waits in userfaultfd with the placement; what
  *     postcopy_request_claim() said
  *
@@ -32,6 +35,6 @@
  * Any thread, no locks needed.
  */
 int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
-                   unsigned n, void *from, bool wake);
+                   unsigned n, void *from, bool move, bool wake);
 
 #endif

@@ -74,7 +74,8 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
  */
 static int postcopy_receive_place(MigrationIncomingState *mis,
                                   const PostcopyPage *page, unsigned n,
-                                  void *from, bool wake, bool writable)
+                                  void *from, bool move, bool wake,
+                                  bool writable)
 {
     int ret;
 
@@ -82,7 +83,7 @@ static int postcopy_receive_place(MigrationIncomingState *mis,
         from = mis->postcopy_tmp_zero_page;
     }
     ret = postcopy_place(mis->postcopy->requests, mis->userfault_fd, page, n,
-                         from, wake);
+                         from, move, wake);
     for (unsigned i = 0; i < n; i++) {
         ram_addr_t at = page->start + i * page->size;
 
@@ -95,7 +96,8 @@ static int postcopy_receive_place(MigrationIncomingState *mis,
 }
 
 int postcopy_receive_pages(MigrationIncomingState *mis,
-                           const PostcopyPage *page, unsigned n, void *data)
+                           const PostcopyPage *page, unsigned n, void *data,
+                           bool move)
 {
     PostcopyPage first = *page;
     bool zero = !data;
@@ -110,12 +112,14 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
         alike = postcopy_request_claim(mis->postcopy->requests, &first, most,
                                        zero, &claim);
         if (!claim.drop) {
-            ret = postcopy_receive_place(mis, &first, alike, data, claim.uffd,
+            ret = postcopy_receive_place(mis, &first, alike, data,
+                                         move && alike == n, claim.uffd,
                                          claim.vcpu);
         }
         if (ret) {
             return ret;
         }
+        move = false;
         first = postcopy_page_at(&first, alike);
         data += zero ? 0 : alike * first.size;
         n -= alike;
@@ -135,7 +139,7 @@ static int postcopy_receive_place_run(MigrationIncomingState *mis,
     first = postcopy_page(tmp->run_block, tmp->run_start);
     tmp->run_pages = 0;
     return postcopy_receive_pages(mis, &first, n,
-                                  tmp->run_zero ? NULL : tmp->run);
+                                  tmp->run_zero ? NULL : tmp->run, false);
 }
 
 /* Whether @page is the next one of @tmp's run */
@@ -163,7 +167,7 @@ static int postcopy_receive_run(MigrationIncomingState *mis,
     if (!postcopy_receive_continues(tmp, page, !data)) {
         ret = postcopy_receive_place_run(mis, tmp);
         if (ret || last) {
-            return ret ?: postcopy_receive_pages(mis, page, 1, data);
+            return ret ?: postcopy_receive_pages(mis, page, 1, data, false);
         }
         tmp->run_block = page->rb;
         tmp->run_start = page->start;
@@ -198,7 +202,7 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
     if (tmp->all_zero && !postcopy_mirror(rb, page.start)) {
         data = NULL;
     }
-    return postcopy_receive_place(mis, &page, 1, data, tmp->wake,
+    return postcopy_receive_place(mis, &page, 1, data, false, tmp->wake,
                                   tmp->writable);
 }
 
@@ -221,7 +225,8 @@ int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
         }
         data = memcpy(mirror, data, page->size);
     }
-    return postcopy_receive_place(mis, page, 1, data, claim.uffd, claim.vcpu);
+    return postcopy_receive_place(mis, page, 1, data, false, claim.uffd,
+                                  claim.vcpu);
 }
 
 int postcopy_receive_zero(MigrationIncomingState *mis, const PostcopyPage *page)

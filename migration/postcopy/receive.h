@@ -51,12 +51,14 @@ int postcopy_receive_run_end(MigrationIncomingState *mis, unsigned channel);
  * @page: the first one; no huge page
  * @n: how many there are, side by side
  * @data: their content, NULL for zeros
+ * @move: as for postcopy_place(); if all of them can be placed together
  *
  * Places those that have not been received.  Returns 0, or negative errno
  * after it has reported the error.
  */
 int postcopy_receive_pages(MigrationIncomingState *mis,
-                           const PostcopyPage *page, unsigned n, void *data);
+                           const PostcopyPage *page, unsigned n, void *data,
+                           bool move);
 
 /**
  * postcopy_receive_page: a host page of any size has come, as a whole

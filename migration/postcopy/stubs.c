@@ -37,7 +37,8 @@ int postcopy_receive_run_end(MigrationIncomingState *mis, unsigned channel)
 }
 
 int postcopy_receive_pages(MigrationIncomingState *mis,
-                           const PostcopyPage *page, unsigned n, void *data)
+                           const PostcopyPage *page, unsigned n, void *data,
+                           bool move)
 {
     g_assert_not_reached();
 }

@@ -1,105 +1,164 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Compare ways to resume a guest from a file, on this machine, with TCG.
+"""Compare ways to resume a Linux guest from a file, on this machine, with TCG.
 
-A guest of each size is stopped and saved once (mapped-ram). Then it is resumed in each way in turn:
+A guest of each size, whose memory is used up to a share, is saved once (mapped-ram). Then it is resumed in each way in
+turn:
   stock     QEMU 10.0: all of the file is read first
   eager     the same by the fork
+  private   QEMU 10.0: the guest's memory is a private mapping of a file that was saved beside (x-ignore-shared)
   lazy      the guest runs, its memory is in the file (postcopy-ram): by userfaultfd
   exits     the same by vCPUs that read for themselves: TCG's exits, in the build for tests
   set       as lazy, and what was missed in an earlier resume is read first
-With --read-ms, each read of what has not been read before takes longer, as from a disk.
+With --read-ms, each read of what has not been read before takes longer, as from a disk. With --words, QEMU has
+these words more, in each way: '-overcommit mem-lock=on', for example.
 
-running: from migrate-incoming until the guest runs. work: from there until it has touched an eighth of the memory
-that it uses, pages anywhere in it. all: until all has been read. Missed pages, and how long threads waited for them
-together, are of the whole run, which checks all memory in the end; so is the processor time of QEMU. Prints a table,
-and writes build/reports/NAME.json.
+running: from migrate-incoming until the guest runs. work: from there until a thread of the guest has checked some 100
+MiB of its memory. all: until all has been read. Missed pages, and how long threads waited for them together, are of the
+whole run, which ends when both are done; so is the processor time of QEMU. Prints a table, and writes
+build/reports/NAME.json.
 """
 import itertools
+import shlex
 import statistics
+import struct
 import time
+from pathlib import Path
 
 from tests.bench import bench
 from tests.bench.bench import Figures
-from tests.lab import cli
+from tests.lab import cli, linux_guest
 from tests.lab.cli import aligned, say
 from tests.lab.host import Host
+from tests.lab.linux_pair import LinuxSide
 from tests.lab.pair import FORK, INJECT, STOCK, event_us, until
 from tests.lab.paths import qemu
 from tests.lab.snapshot import Machine
 
-EAGER, LAZY = ("mapped-ram",), ("mapped-ram", "postcopy-ram")
+EAGER, LAZY, PRIVATE = ("mapped-ram",), ("mapped-ram", "postcopy-ram"), ("x-ignore-shared",)
 EXITS = ("-global", "migration.postcopy-fault-exits=on")
 # QEMU, capabilities, words
-WAYS = {"stock": (STOCK, EAGER, ()), "eager": (FORK, EAGER, ()), "lazy": (FORK, LAZY, ()),
-        "exits": (INJECT, LAZY, EXITS), "set": (FORK, LAZY, ())}
+WAYS = {"stock": (STOCK, EAGER, ()), "eager": (FORK, EAGER, ()), "private": (STOCK, PRIVATE, ()),
+        "lazy": (FORK, LAZY, ()), "exits": (INJECT, LAZY, EXITS), "set": (FORK, LAZY, ())}
 TIMEOUT_S = 300
-# The guest uses memory below 2 GiB only, and leaves some of it to itself.
-USED_MIB = 1792
-FULL_SHARE = 0.8
+# It is saved while it does the first part of the work, and does the others when it is resumed.
+WORK_MIB = 120
+WORK_PAGES = WORK_MIB * 256
+PARTS = 4
+# What the kernel takes of small guests, and what init.c needs to remember
+FREE_MIB = 160
+REPORT_MS = 5
 SHOWN = (("running, ms", "running_ms", "{:.0f}"), ("work, ms", "work_ms", "{:.0f}"), ("all, ms", "all_ms", "{:.0f}"),
          ("processor, s", "processor_s", "{:.2f}"), ("missed pages", "missed_count", "{:.0f}"),
          ("waited, ms", "waited_ms", "{:.0f}"))
 
 
-def resume(machine, way, read_us, khz):
-    name, capabilities, words = WAYS[way]
-    path = f"{machine.lab.tmp}/set"
-    if way == "set":
-        words = (*words, "-global", f"migration.restore-working-set={path}")
-    slow = ("LD_PRELOAD=build/tests/slow-read.so", f"SLOW_READ_US={read_us}") if read_us else ()
-    side = machine.start_destination(name, words, ("env", "-u", "QEMU_INJECT", *slow))
-    side.set_capabilities("events", *capabilities)
-    before_s = side.cpu_seconds_of_all()
-    start_us = time.time() * 1e6
-    side.cmd("migrate-incoming", uri=f"file:{machine.file}")
-    at = {}
+class LinuxMachine(Machine):
+    """Its memory is in a file of its own, which is shared while the guest is saved, and not when it is resumed so."""
+    side_type = LinuxSide
+    how = ()
 
-    def ended():
-        for event in side.qmp.get_events():
-            name = event.get("data", {}).get("status", event["event"])
-            at[name] = (event_us(event) - start_us) / 1000
-        return "completed" in at and "RESUME" in at
-    until(ended, "the guest runs, and all has been read", TIMEOUT_S)
-    side.wait_event("end")
-    report = side.report()
-    assert report.intact, report.events
-    info = side.cmd("query-migrate")
-    latency = info.get("postcopy-latency-dist") or []
-    faults = info.get("postcopy-faults", {})
-    figures = {
-        "running_ms": at["RESUME"], "all_ms": max(at["completed"], at["RESUME"]),
-        "work_ms": at["RESUME"] + max(event["ticks"] for event in report.all("samples")) / khz,
-        "processor_s": side.cpu_seconds_of_all() - before_s,
-        "missed_count": faults.get("requests", 0),
-        "waited_ms": sum(latency) * info.get("postcopy-latency", 0) / 1e6,
-    }
-    side.end()
-    machine.sides.remove(side)
-    return figures
+    def __init__(self, place, memory_mb, words, **options):
+        self.memory_mb = memory_mb
+        self.memory = f"{place.tmp}/memory"
+        self.devices = f"{place.tmp}/devices"
+        super().__init__(place, memory_mb=memory_mb, machine="pc,memory-backend=ram", interval=REPORT_MS, writers=0,
+                         computers=0, work=WORK_MIB,
+                         # Without it, it runs when it is resumed, though it has been stopped
+                         taker=[*self.backend("file", ",share=on"), "-global", "migration.store-global-state=off"],
+                         **options)
+        self.words = words
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        self.lab.run(f"rm -f {self.memory} {self.devices} {self.lab.tmp}/set")
+
+    def backend(self, kind, more=""):
+        path = f",mem-path={self.memory}" * (kind == "file")
+        return ["-object", f"memory-backend-{kind},id=ram,size={self.memory_mb}M{path}{more}"]
+
+    def save(self):
+        """To the file with all; then the devices, whose file is of use with the memory's own."""
+        self.end_pages = dict.fromkeys(WAYS, self.stop())
+        self.take()
+        self.side.cmd("cont")
+        self.end_pages["private"] = self.stop()
+        self.side.set_capabilities(*EAGER, state=False)
+        self.side.set_capabilities(*PRIVATE)
+        self.take(f"file:{self.devices}")
+        self.side.end()
+
+    def stop(self):
+        """When the work has begun. Returns how many pages have been checked when it ends."""
+        address = self.side.report().addresses["worker"]
+
+        def done():
+            return struct.unpack("<Q", self.side.memory(address, 8))[0]
+        for _ in range(20):
+            until(lambda: done() % WORK_PAGES > 0, "work begins", pause=0.001)
+            self.side.cmd("stop")
+            if 0 < done() % WORK_PAGES < WORK_PAGES / PARTS:
+                return done() - done() % WORK_PAGES + WORK_PAGES
+            self.side.cmd("cont")
+            until(lambda: done() % WORK_PAGES == 0, "work ends")
+        raise AssertionError("the guest was never stopped while its work began")
+
+    def resume(self, way, read_us):
+        name, capabilities, words = WAYS[way]
+        backend = self.backend("file") if way == "private" else self.backend("ram")
+        if way == "set":
+            words = (*words, "-global", f"migration.restore-working-set={self.lab.tmp}/set")
+        slow = ("LD_PRELOAD=build/tests/slow-read.so", f"SLOW_READ_US={read_us}") if read_us else ()
+        side = self.start_destination(name, [*backend, *words, *self.words], ("env", "-u", "QEMU_INJECT", *slow))
+        side.set_capabilities("events", *capabilities)
+        before_s = side.cpu_seconds_of_all()
+        start_us = time.time() * 1e6
+        side.cmd("migrate-incoming", uri=f"file:{self.devices if way == 'private' else self.file}")
+        at = {}
+
+        def ended():
+            side.check()
+            for event in side.qmp.get_events():
+                name = event.get("data", {}).get("status", event["event"])
+                at[name] = (event_us(event) - start_us) / 1000
+            if "work" not in at and "RESUME" in at:
+                # Without a process for it, which would take the guest's time
+                lines = linux_guest.Report(Path(side.console).read_text()).lines
+                if lines and lines[-1]["worker0"] >= self.end_pages[way]:
+                    at["work"] = time.time() * 1000 - start_us / 1000
+            return "completed" in at and "work" in at
+        until(ended, "the guest has done its work, and all has been read", TIMEOUT_S, pause=0.003)
+        info = side.cmd("query-migrate")
+        figures = {
+            "running_ms": at["RESUME"], "all_ms": max(at["completed"], at["RESUME"]), "work_ms": at["work"],
+            "processor_s": side.cpu_seconds_of_all() - before_s,
+            "missed_count": info.get("postcopy-faults", {}).get("requests", 0),
+            "waited_ms": sum(info.get("postcopy-latency-dist") or []) * info.get("postcopy-latency", 0) / 1e6,
+        }
+        assert not side.report().bad, side.report().bad
+        side.end()
+        self.sides.remove(side)
+        return figures
 
 
 def cases(options):
     for gib, share in itertools.product(options.sizes, options.shares):
-        yield {"guest_mib": gib << 10, "used_mib": int(min((gib << 10) * FULL_SHARE, USED_MIB) * share) & ~1}
+        yield {"guest_mib": gib << 10, "used_mib": int(((gib << 10) - FREE_MIB) * share)}
 
 
 def measure(place, case, options):
     """{milliseconds of a read: {way: figures of each round}}"""
     runs: dict[float, dict[str, list[Figures]]] = {
         ms: {way: [] for way in options.ways} for ms in options.read_ms}
-    with Machine(place, memory_mb=case["guest_mib"], cpus=options.cpus, mem=case["used_mib"], pattern="hot", seed=1,
-                 capabilities=["mapped-ram"]) as machine:
-        khz = machine.side.wait_event("boot")["tsc_khz"]
-        # A snapshot of a guest that runs
-        machine.take()
-        machine.side.end()
+    with LinuxMachine(place, case["guest_mib"], shlex.split(options.words), cpus=options.cpus, mem=case["used_mib"],
+                      capabilities=["mapped-ram"]) as machine:
+        machine.save()
         for ms, of in runs.items():
             place.run(f"rm -f {place.tmp}/set")
             if "set" in of:
-                resume(machine, "set", int(ms * 1000), khz)      # makes it
+                machine.resume("set", int(ms * 1000))      # makes it
             for n in range(options.rounds):
                 for way in list(of)[::-1 if n % 2 else 1]:
-                    of[way].append(resume(machine, way, int(ms * 1000), khz))
+                    of[way].append(machine.resume(way, int(ms * 1000)))
                     say(f"{name_of(case, ms)}, {way}: work done in {of[way][-1]['work_ms']:.0f} ms")
     return [{"case": case | {"read_ms": ms}, "runs": of} for ms, of in runs.items()]
 
@@ -131,7 +190,8 @@ def run(options):
                                     for v in (STOCK, FORK)}}
         results: list[Figures] = [result for case in cases(options) for result in measure(place, case, options)]
     text = f"Medians of {options.rounds} rounds, least and most.\n```{bench.printed(show, results)}```"
-    settings = {"vcpus_count": options.cpus, "rounds_count": options.rounds}
+    settings = {"vcpus_count": options.cpus, "rounds_count": options.rounds, "work_mib": WORK_MIB,
+                "words": options.words}
     bench.write(options.name, {"about": about, "settings": settings, "results": results},
                 "Resume from a file" + ", of a slow disk" * any(options.read_ms), text)
 
@@ -146,6 +206,7 @@ def main():
                         help="what each read takes beside its own time (0)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="(all)")
     parser.add_argument("--rounds", type=int, help="of each case (5)")
+    parser.add_argument("--words", default="", help="of QEMU, beside its own (none)")
     parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
     options = parser.parse_args()
     options.sizes = options.sizes or ([1] if options.quick else [1, 4, 8])

@@ -19,6 +19,7 @@ from tests.lab.backends import BACKENDS
 from tests.lab.lab import Place
 from tests.lab.pair import FORK, Side, keep_logs, until
 from tests.lab.qtest import Qtest
+from tests.lab.text import search
 
 ENDED = ("completed", "failed", "cancelled")
 
@@ -27,6 +28,9 @@ class Machine:
     """backend: of BACKENDS; capabilities: beside background-snapshot; arguments: more
     words of both command lines, taker: of the first one's; wrapper: words before it; other
     options: as for guest.arguments()."""
+    # LinuxSide for a Linux guest, with options of linux_guest.arguments()
+    side_type: Any = Side
+    how: tuple[str, ...] = ("background-snapshot",)
 
     def __init__(self, lab: Place, qemu: str = FORK, backend: str = "anonymous", memory_mb: int | str = 64,
                  cpus: int = 4, machine: str | None = None, capabilities: Sequence[str] = (),
@@ -39,8 +43,7 @@ class Machine:
         if backend != "anonymous":
             self.arguments += ["-object", f"{BACKENDS[backend]},id=ram,size={memory_mb}M"]
             machine += ",memory-backend=ram"
-        self.options = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus,
-                        "payload": guest.payload("touch", lab.arch)} | options
+        self.options = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus} | options
         self.capabilities = ("events", *capabilities)
         self.sides: list[Side] = []
         self._start = (qemu, list(taker), tuple(wrapper))
@@ -49,16 +52,16 @@ class Machine:
         qemu, arguments, wrapper = self._start
         try:
             self.side = self._side("source", qemu, arguments, wrapper)
-            self.side.wait_event("ready")
-            self.side.set_capabilities("background-snapshot", *self.capabilities)
+            self.side.wait_ready()
+            self.side.set_capabilities(*self.how, *self.capabilities)
         except BaseException as e:
             self.__exit__(type(e), e, None)
             raise
         return self
 
-    def _side(self, name: str, qemu: str, arguments: Sequence[str], wrapper: Sequence[str] = ()) -> Side:
-        side = Side(self.lab, name, qemu, [*self.arguments, *arguments], self.options, traced=False,
-                    wrapper=wrapper)
+    def _side(self, name: str, qemu: str, arguments: Sequence[str], wrapper: Sequence[str] = ()) -> Any:
+        side = self.side_type(self.lab, name, qemu, [*self.arguments, *arguments], self.options, traced=False,
+                              wrapper=wrapper)
         self.sides.append(side)
         side.connect()
         return side
@@ -174,6 +177,10 @@ class Machine:
     def protected(self) -> list[str]:
         """Mappings that are registered with a userfaultfd for write protection."""
         return re.findall(r"^VmFlags:.*\buw\b", self.proc("smaps"), re.M)
+
+    def huge_kib(self) -> int:
+        """Of anonymous memory in use, in huge pages."""
+        return int(search(r"^AnonHugePages:\s+(\d+) kB", self.proc("smaps_rollup"))[1])
 
     def resident_kib(self) -> int:
         """Memory in use, with the tables that map it."""

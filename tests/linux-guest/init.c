@@ -37,6 +37,7 @@
 #define LATE_US 10000
 #define STRIDE 64                       /* a word of each cache line is checked */
 #define MAX_THREADS 64
+#define WORK_REST_S 3
 
 static struct parameter {
     const char *name;
@@ -57,17 +58,19 @@ static struct parameter {
                                            2: it sleeps in between */
     { "disk", 0 },                      /* MiB of /dev/vda that a thread writes and reads, in twice
                                            as much memory */
+    { "work", 0 },                      /* MiB, of those of "mem", that a thread checks page by page, and rests */
     { "kexec", 0 },                     /* ms after "ready" at which the kernel of /dev/vda takes over,
                                            with the initial RAM disk of /dev/vdb */
 };
 
-enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, PTP, MARKS, DISK, KEXEC };
+enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, PTP, MARKS, DISK, WORK, KEXEC };
 
 #define P(what) (parameters[what].value)
 
 /* In one page each: whoever has the guest's memory can read them */
 static atomic_ulong writes[MAX_THREADS] __attribute__((aligned(sizeof(atomic_ulong) * MAX_THREADS)));
 static atomic_ulong computed[MAX_THREADS] __attribute__((aligned(sizeof(atomic_ulong) * MAX_THREADS)));
+static atomic_ulong worked[MAX_THREADS] __attribute__((aligned(sizeof(atomic_ulong) * MAX_THREADS)));
 static atomic_ulong copies[MAX_THREADS], readings[MAX_THREADS];
 static atomic_ulong transfers;
 /* Shared with other processes, as bad */
@@ -183,6 +186,22 @@ static void *writer(void *opaque)
                 atomic_fetch_add(&sweeps, 1);
             }
         }
+    }
+    return NULL;
+}
+
+/* Where nobody writes: each page once, from the first on, with a rest before the first again */
+static void *worker(void *opaque)
+{
+    unsigned long pages = P(WORK) * (1 << 20) / PAGE;
+
+    (void)opaque;
+    for (unsigned long n = 0;; n++) {
+        if (n % pages == 0) {
+            sleep(WORK_REST_S);
+        }
+        check(n % pages);
+        atomic_store(&worked[0], n + 1);
     }
     return NULL;
 }
@@ -597,6 +616,7 @@ static void *reporter(void *opaque)
         n += counters(text + n, sizeof(text) - n, "forker", forks, P(FORKERS));
         n += counters(text + n, sizeof(text) - n, "copier", copies, P(COPIERS));
         n += counters(text + n, sizeof(text) - n, "clock", readings, P(CLOCKS));
+        n += counters(text + n, sizeof(text) - n, "worker", worked, !!P(WORK));
         n += counters(text + n, sizeof(text) - n, "disk", &transfers, !!P(DISK));
         if (ptp >= 0) {
             n += snprintf(text + n, sizeof(text) - n, " ptp=%ld", ptp_ahead_ns());
@@ -672,7 +692,8 @@ int main(void)
     }
     atomic_fetch_add(&writes[0], 0);
     atomic_fetch_add(&computed[0], 0);
-    say("at writer=%lu computer=%lu\n", physical(writes), physical(computed));
+    atomic_fetch_add(&worked[0], 0);
+    say("at writer=%lu computer=%lu worker=%lu\n", physical(writes), physical(computed), physical(worked));
     start(reporter, 0, -1, 10);
     for (unsigned long i = 0; i < P(WRITERS); i++) {
         start(writer, i, P(OFFLINE) ? -1 : (int)i % cpus, 0);
@@ -689,6 +710,9 @@ int main(void)
     }
     for (int i = 0; P(MARKS) && i < cpus; i++) {
         start(marker, i, i, 0);
+    }
+    if (P(WORK)) {
+        start(worker, 0, -1, 0);
     }
     if (P(DISK)) {
         start(disk_user, 0, -1, 0);

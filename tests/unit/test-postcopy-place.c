@@ -94,7 +94,7 @@ static void place(unsigned page)
         }
     }
     g_assert_cmpint(postcopy_place(requests, ufd, &p, 1, content,
-                                   claim.uffd), ==, 0);
+                                   false, claim.uffd), ==, 0);
 }
 
 static void *fault_thread(void *opaque)
@@ -263,7 +263,7 @@ static void test_eexist(void)
     received_map[2] = false;
     page = page_of(1);
     from[0] = 7;
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, 3, from, true),
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, 3, from, false, true),
                     ==, -EEXIST);
     g_assert_true(received_map[1]);
     g_assert_false(received_map[2]);
@@ -271,7 +271,7 @@ static void test_eexist(void)
     g_assert_cmpint(ram[page_size], ==, 7);
 
     page = page_of(2);
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, true),
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, false, true),
                     ==, -EEXIST);
     g_assert_false(received_map[2]);
     g_assert_cmpuint(*(uint64_t *)(ram + 2 * page_size), ==, 2);
@@ -287,7 +287,7 @@ static void test_enoent(void)
     start(false);
     g_assert_cmpint(uffd_unregister_memory(ufd, ram, page_size), ==, 0);
     page = page_of(0);
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, true),
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, false, true),
                     ==, -ENOENT);
     g_assert_false(received_map[0]);
     end();
@@ -363,7 +363,7 @@ static void test_esrch(void)
     /* Any address: there is none any more */
     page = page_of(0);
     page.host = (void *)(uintptr_t)page_size;
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, true),
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, false, true),
                     ==, -ESRCH);
     g_assert_false(received_map[0]);
     postcopy_requests_free(requests);
@@ -402,7 +402,7 @@ static void test_enomem(void)
     for (size_t at = 0; !ret && at < length; at += size) {
         PostcopyPage page = { block, 0, ram + at, size };
 
-        ret = postcopy_place(requests, ufd, &page, 1, from, true);
+        ret = postcopy_place(requests, ufd, &page, 1, from, false, true);
     }
     g_assert_cmpint(ret, ==, -ENOMEM);
     munmap(ram, length);
@@ -466,7 +466,8 @@ static void test_eagain(void)
     from[0] = 8;
     page = page_of(8);
     page.size *= 2;
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, true), <, 0);
+    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, false, true),
+                    <, 0);
     g_assert_cmpuint(*(uint64_t *)(ram + 8 * page_size), ==, 8);
     g_assert_cmpuint(*(uint64_t *)(ram + 9 * page_size), ==, 9);
     copy.dst = (uintptr_t)ram + 10 * page_size;
