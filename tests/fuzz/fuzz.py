@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Fuzz both sides of migration: record seeds, then run one libFuzzer for each side.
+"""Fuzz both sides of migration and files: record seeds, then run one libFuzzer for each.
 
 Writes build/reports/fuzz.json. A finding is kept in build/fuzzing, and the line that repeats it is
 printed; the exit status is 1 then. See docs/fuzz.md.
@@ -20,7 +20,7 @@ from tests.lab.paths import REPORTS, ROOT
 BINARY = ROOT / "build/fuzz/qemu-fuzz-x86_64"
 WORK = ROOT / "build/fuzzing"
 REPORT = REPORTS / "fuzz.json"
-SIDES = "source", "destination"
+SIDES = "source", "destination", "file"
 # As long as the longest seed, and some copies of what is in it.
 MAX_BYTES = 650_000
 # The target itself says what hangs, earlier than libFuzzer does.

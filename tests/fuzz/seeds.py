@@ -60,6 +60,11 @@ SEEDS = (
 )
 
 
+# Of a file, which is written at offsets: as many bytes together
+FILE_BLOCK = 4096
+FILE_SEEDS = (("eager", ()), ("lazy", POSTCOPY[1:]), ("blocktime", ("postcopy-ram", "postcopy-blocktime")))
+
+
 def record(op, arg, data=b""):
     return struct.pack("<BBI", op, arg, len(data)) + data
 
@@ -290,10 +295,39 @@ def for_source(tape, status, way):
     return [*records, record(WAIT, status["completed"])]
 
 
+def saved(binary):
+    """Records that write the file of a guest."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as tmp, Side(binary, "source", tmp) as source:
+        source.cmd("migrate-set-capabilities", capabilities=[{"capability": "mapped-ram", "state": True}])
+        source.cmd("migrate", uri=f"file:{tmp}/file")
+        source.wait_status("completed")
+        data = Path(f"{tmp}/file").read_bytes()
+    parts: list[tuple[int, bytes]] = []
+    for at in range(0, len(data), FILE_BLOCK):
+        block = data[at:at + FILE_BLOCK]
+        if parts and parts[-1][0] + len(parts[-1][1]) == at and any(block):
+            parts[-1] = parts[-1][0], parts[-1][1] + block
+        elif any(block):
+            parts.append((at, block))
+    return [*(record(SEND, 0, struct.pack("<I", at) + part) for at, part in parts),
+            # Zeros at the end
+            record(SEND, 0, struct.pack("<I", len(data) - 1) + b"\0")]
+
+
+def for_file(binary, status):
+    """{name: what is done with that file}"""
+    touches = [record(WAIT, RUNNING), *(record(DO, TOUCH, bytes([page])) for page in range(0, 64, 5))]
+    pauses = [record(DO, PAUSE), record(WAIT, status["postcopy-paused"]), record(DO, RECOVER)]
+    file = saved(binary)
+    for name, capabilities in FILE_SEEDS:
+        lazy = bool(capabilities)
+        yield name, capabilities, file + touches * lazy + pauses * lazy + [record(WAIT, status["completed"])]
+
+
 def write(binary, to):
     """Record all seeds; returns the directories by side."""
     status = statuses(binary.parent)
-    directories = {side: to / side for side in ("source", "destination")}
+    directories = {side: to / side for side in ("source", "destination", "file")}
     for directory in directories.values():
         directory.mkdir(parents=True)
     for name, capabilities, way in SEEDS:
@@ -313,4 +347,7 @@ def write(binary, to):
         for side, records in (("source", for_source(tape, status, way)),
                               ("destination", for_destination(tape, status))):
             (directories[side] / name).write_bytes(bytes([bits, speed]) + b"".join(records))
+    for name, capabilities, records in for_file(binary, status):
+        bits = sum(1 << CAPABILITIES.index(c) for c in capabilities)
+        (directories["file"] / name).write_bytes(bytes([bits, UNLIMITED]) + b"".join(records))
     return directories

@@ -139,9 +139,9 @@ def test_what_it_has_no_use_for(place):
             machine.start()
 
 
-def fails(machine, words):
+def fails(machine, words, capabilities=LAZY):
     """The guest does not run, and QEMU says why."""
-    side = machine.load(capabilities=LAZY, arguments=["-S"])
+    side = machine.load(capabilities=capabilities, arguments=["-S"])
     until(lambda: words in side.job.output, words, timeout=30)
     until(lambda: not side.job.running, "QEMU has ended")
 
@@ -166,11 +166,13 @@ def test_crafted_header(place, offset, value, words):
         fails(machine, words)
 
 
-def test_truncated_file(place):
+@pytest.mark.parametrize(("capabilities", "words"), [
+    (LAZY, "it has been truncated"), (("mapped-ram", "multifd"), "the file is truncated")], ids=["lazy", "multifd"])
+def test_truncated_file(place, capabilities, words):
     with from_file(place) as machine:
         machine.save()
         place.run(f"truncate -s 8M {machine.file}", check=True)
-        fails(machine, "")
+        fails(machine, words, capabilities)
 
 
 def test_bitmaps_that_nobody_wrote(place):

@@ -1,5 +1,6 @@
 /*
- * Fuzzing migration: a destination and a source with a peer that lies
+ * Fuzzing migration: a destination and a source with a peer that lies, and
+ * files
  *
  * Each input has a process of its own, forked from one that has a machine but
  * no migration yet: neither side can do all of it twice.  There, a thread is
@@ -65,6 +66,7 @@ static size_t fuzz_size;
 /* The peer's end of each channel, or -1 */
 static int fuzz_channel[FUZZ_CHANNELS];
 static int fuzz_listening;
+static int fuzz_file;
 /* Atomic; set before the peer closes its channels for the last time */
 static bool fuzz_hung_up;
 static bool fuzz_done;
@@ -152,6 +154,13 @@ static void fuzz_set_options(const uint8_t *options)
         c->state = options[0] & 1 << i;
         QAPI_LIST_PREPEND(list, c);
     }
+    if (fuzz_side == FUZZ_FILE) {
+        MigrationCapabilityStatus *c = g_new(MigrationCapabilityStatus, 1);
+
+        c->capability = MIGRATION_CAPABILITY_MAPPED_RAM;
+        c->state = true;
+        QAPI_LIST_PREPEND(list, c);
+    }
     p->postcopy_fetch_channels =
         (options[0] & FUZZ_FETCH) == FUZZ_FETCH ? FUZZ_FETCH_CHANNELS : 0;
     /* Those that do not fit together are refused */
@@ -160,7 +169,8 @@ static void fuzz_set_options(const uint8_t *options)
 
     /* 32 KiB/s to 512 MiB/s, or no limit */
     p->max_bandwidth = options[1] & 15 ? 16 * KiB << (options[1] & 15) : 0;
-    p->max_postcopy_bandwidth = options[1] >> 4 ?
+    /* All of a file must be read in time */
+    p->max_postcopy_bandwidth = options[1] >> 4 && fuzz_side != FUZZ_FILE ?
                                 16 * KiB << (options[1] >> 4) : 0;
     p->downtime_limit = 1;
 }
@@ -298,6 +308,9 @@ static void fuzz_open(int i)
         }
         return;
     }
+    if (fuzz_side == FUZZ_FILE) {
+        return;
+    }
     fuzz_close(i);
     fd = socket(AF_UNIX, SOCK_STREAM, 0);
     if (connect(fd, (void *)&fuzz_address, sizeof(fuzz_address)) < 0) {
@@ -314,6 +327,16 @@ static void fuzz_send(int fd, const uint8_t *data, size_t left)
     while (left > 0 && (n = send(fd, data, left, MSG_NOSIGNAL)) > 0) {
         data += n;
         left -= n;
+    }
+}
+
+static void fuzz_write_file(const uint8_t *data, size_t size)
+{
+    uint32_t at = size < FUZZ_OFFSET ? 0 : ldl_le_p(data) % FUZZ_FILE_SIZE;
+
+    if (size > FUZZ_OFFSET &&
+        pwrite(fuzz_file, data + FUZZ_OFFSET, size - FUZZ_OFFSET, at) < 0) {
+        abort();
     }
 }
 
@@ -406,11 +429,17 @@ static void fuzz_run(const FuzzRecord *r)
         break;
     case FUZZ_SEND:
         fd = qatomic_read(&fuzz_channel[i]);
-        if (fd >= 0) {
+        if (fuzz_side == FUZZ_FILE) {
+            fuzz_write_file(r->data, r->length);
+        } else if (fd >= 0) {
             fuzz_send(fd, r->data, r->length);
         }
         break;
     case FUZZ_CLOSE:
+        if (fuzz_side == FUZZ_FILE &&
+            ftruncate(fuzz_file, r->arg * FUZZ_FILE_UNIT) < 0) {
+            abort();
+        }
         fuzz_close(i);
         break;
     case FUZZ_WAIT:
@@ -475,6 +504,24 @@ static bool fuzz_is_done(void)
     return qatomic_read(&fuzz_done);
 }
 
+/* The first records, which the peer writes again: what the file is when opened */
+static void fuzz_make_file(void)
+{
+    const uint8_t *data = fuzz_data + FUZZ_OPTIONS;
+    size_t size = fuzz_size - FUZZ_OPTIONS;
+    FuzzRecord record;
+
+    fuzz_file = open(fuzz_address.sun_path, O_CREAT | O_TRUNC | O_RDWR, 0600);
+    if (fuzz_file < 0) {
+        abort();
+    }
+    while (fuzz_next_record(&data, &size, &record) &&
+           (record.op % FUZZ_OP__MAX == FUZZ_SEND ||
+            record.op % FUZZ_OP__MAX == FUZZ_CLOSE)) {
+        fuzz_run(&record);
+    }
+}
+
 static void *fuzz_peer(void *opaque)
 {
     const uint8_t *data = fuzz_data + FUZZ_OPTIONS;
@@ -532,6 +579,8 @@ static void G_NORETURN fuzz_child(const uint8_t *data, size_t size)
             abort();
         }
         fuzz_thread(fuzz_accept, 0);
+    } else if (fuzz_side == FUZZ_FILE) {
+        fuzz_make_file();
     }
     fuzz_start(false);
     fuzz_thread(fuzz_peer, 0);
@@ -696,7 +745,8 @@ static void fuzz_before(QTestState *s)
     }
     snprintf(fuzz_address.sun_path, sizeof(fuzz_address.sun_path), "%s/m",
              fuzz_dir);
-    fuzz_uri = g_strdup_printf("unix:%s", fuzz_address.sun_path);
+    fuzz_uri = g_strdup_printf("%s:%s", fuzz_side == FUZZ_FILE ? "file" :
+                               "unix", fuzz_address.sun_path);
     atexit(fuzz_remove_dir);
     fuzz_started = mmap(NULL, sizeof(*fuzz_started), PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -740,6 +790,12 @@ static GString *fuzz_destination_line(FuzzTarget *target)
     return fuzz_command_line("-incoming defer");
 }
 
+static GString *fuzz_file_line(FuzzTarget *target)
+{
+    fuzz_side = FUZZ_FILE;
+    return fuzz_command_line("-incoming defer");
+}
+
 static void fuzz_register(void)
 {
     fuzz_add_target(&(FuzzTarget) {
@@ -754,6 +810,14 @@ static void fuzz_register(void)
         .name = "migration-destination",
         .description = "Fuzz the destination of a migration by its stream",
         .get_init_cmdline = fuzz_destination_line,
+        .pre_fuzz = fuzz_before,
+        .fuzz = fuzz_one,
+        .crossover = migration_fuzz_crossover,
+    });
+    fuzz_add_target(&(FuzzTarget) {
+        .name = "migration-file",
+        .description = "Fuzz the resume of a guest from a file",
+        .get_init_cmdline = fuzz_file_line,
         .pre_fuzz = fuzz_before,
         .fuzz = fuzz_one,
         .crossover = migration_fuzz_crossover,

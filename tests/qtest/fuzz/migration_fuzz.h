@@ -12,8 +12,9 @@
 
 typedef enum FuzzOp {
     FUZZ_OPEN,      /* connect channel @arg, or wait until a source has done */
-    FUZZ_SEND,      /* write the data to channel @arg */
-    FUZZ_CLOSE,     /* shut channel @arg down */
+    /* Write the data to channel @arg, or to the file, at what begins them */
+    FUZZ_SEND,
+    FUZZ_CLOSE,     /* shut channel @arg down, or truncate the file to it */
     FUZZ_WAIT,      /* until the status is @arg, or FUZZ_READ, FUZZ_RUNNING */
     FUZZ_DO,        /* FuzzAction @arg */
     FUZZ_OP__MAX
@@ -38,6 +39,11 @@ typedef enum FuzzAction {
 #define FUZZ_OPTIONS    2
 #define FUZZ_HEAD       6
 #define FUZZ_PAGE       4096
+/* Of data for a file: a 32-bit number, little endian.  Where the file may end */
+#define FUZZ_OFFSET     4
+#define FUZZ_FILE_SIZE  (64 << 20)
+/* What the numbers of FUZZ_CLOSE stand for */
+#define FUZZ_FILE_UNIT  (256 << 10)
 
 typedef struct FuzzRecord {
     uint8_t op;
@@ -50,6 +56,7 @@ typedef enum FuzzSide {
     FUZZ_NEITHER,   /* another target has been chosen */
     FUZZ_SOURCE,
     FUZZ_DESTINATION,
+    FUZZ_FILE,      /* a guest that is resumed from one, of mapped-ram */
 } FuzzSide;
 
 extern FuzzSide fuzz_side;

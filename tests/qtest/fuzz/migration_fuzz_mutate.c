@@ -238,9 +238,9 @@ static GArray *find_pieces(const uint8_t *p, size_t size)
         if (!n) {
             n = name_at(p + at, size - at);
             if (n) {
-                /* Of a list of RAM blocks, or of a device */
+                /* Of RAM blocks, with their headers in a file; of a device */
                 piece(pieces, NAME, at, n);
-                numbers(pieces, at + n, MIN(16, size - at - n));
+                numbers(pieces, at + n, MIN(36, size - at - n));
             }
         }
         at += MAX(n, 1);
