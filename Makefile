@@ -4,7 +4,7 @@
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j2
 endif
-.PHONY: all build stock inject tests guest kernel kernel-deb aarch64 tsan check check-slow demo soak fuzz bench lab-shell branch install deb help
+.PHONY: all build stock inject tests guest kernel kernel-deb aarch64 tsan check check-slow demo demo-restore soak fuzz bench lab-shell branch install deb help
 
 # Of the hosts that QEMU is for: with ARCH=aarch64, build, stock, inject, tests, guest, kernel, demo,
 # bench-async and lab-shell are for arm64, in build/*-aarch64.
@@ -90,6 +90,9 @@ check-%: stock inject tsan guest kernel aarch64 ## all tests: check-all; or thos
 
 demo: guest kernel $(if $(S),,stock) ## migrate a busy guest post-copy in the lab, by QEMU 10.0 and by this branch
 	@build/venv/bin/python tests/demo/demo.py --arch $(ARCH)
+
+demo-restore: stock guest build ## resume a Linux guest from a file, by QEMU 10.0 and by this branch
+	@build/venv/bin/python -m tests.demo.restore
 
 BENCH = $(MESON_TEST) --logbase bench --benchmark $(if $(QUICK),--test-args=--quick)
 bench: stock guest kernel $(if $(QUICK),,aarch64) ## all benches, then build/reports/report.md; QUICK=1: the short ones, in five minutes

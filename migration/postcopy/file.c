@@ -321,8 +321,10 @@ bool postcopy_file_add(QEMUFile *f, RAMBlock *rb, uint64_t bitmap_offset,
         error_setg_errno(errp, errno, "cannot look at the file");
         return false;
     }
-    pages = find_last_bit(bitmap, pages) == pages ? 0 :
-            find_last_bit(bitmap, pages) + 1;
+    /* To the last one that is in the file */
+    while (pages && !test_bit(pages - 1, bitmap)) {
+        pages--;
+    }
     if (pages_offset > INT64_MAX - rb->used_length ||
         (pages && st.st_size < pages_offset + pages * qemu_target_page_size())) {
         error_setg(errp, "the file ends at %" PRId64 ", before the last page "

@@ -10,7 +10,7 @@ turn:
   exits     the same by vCPUs that read for themselves: TCG's exits, in the build for tests
   set       as lazy, and what was missed in an earlier resume is read first
 With --read-ms, each read of what has not been read before takes longer, as from a disk. With --words, QEMU has
-these words more, in each way: '-overcommit mem-lock=on', for example.
+these words more, in each way: '-overcommit mem-lock=on', for example; with --memory its backend: ',prealloc=on'.
 
 running: from migrate-incoming until the guest runs. work: from there until a thread of the guest has checked some 100
 MiB of its memory. all: until all has been read. Missed pages, and how long threads waited for them together, are of the
@@ -44,12 +44,15 @@ TIMEOUT_S = 300
 WORK_MIB = 120
 WORK_PAGES = WORK_MIB * 256
 PARTS = 4
-# What the kernel takes of small guests, and what init.c needs to remember
-FREE_MIB = 160
 REPORT_MS = 5
 SHOWN = (("running, ms", "running_ms", "{:.0f}"), ("work, ms", "work_ms", "{:.0f}"), ("all, ms", "all_ms", "{:.0f}"),
          ("processor, s", "processor_s", "{:.2f}"), ("missed pages", "missed_count", "{:.0f}"),
          ("waited, ms", "waited_ms", "{:.0f}"))
+
+
+def fill_mib(guest_mib):
+    """What is left by the kernel, which needs some for each page, and by init.c."""
+    return guest_mib * 15 // 16 - 144
 
 
 class LinuxMachine(Machine):
@@ -57,7 +60,7 @@ class LinuxMachine(Machine):
     side_type = LinuxSide
     how = ()
 
-    def __init__(self, place, memory_mb, words, **options):
+    def __init__(self, place, memory_mb, words=(), words_of_memory="", **options):
         self.memory_mb = memory_mb
         self.memory = f"{place.tmp}/memory"
         self.devices = f"{place.tmp}/devices"
@@ -67,6 +70,7 @@ class LinuxMachine(Machine):
                          taker=[*self.backend("file", ",share=on"), "-global", "migration.store-global-state=off"],
                          **options)
         self.words = words
+        self.words_of_memory = words_of_memory
 
     def __exit__(self, *exception):
         super().__exit__(*exception)
@@ -102,55 +106,84 @@ class LinuxMachine(Machine):
             until(lambda: done() % WORK_PAGES == 0, "work ends")
         raise AssertionError("the guest was never stopped while its work began")
 
-    def resume(self, way, read_us):
-        name, capabilities, words = WAYS[way]
-        backend = self.backend("file") if way == "private" else self.backend("ram")
+    def launch(self, way, read_us=0, name="destination", words=()):
+        version, capabilities, more = WAYS[way]
+        backend = self.backend("file" if way == "private" else "ram", self.words_of_memory)
         if way == "set":
-            words = (*words, "-global", f"migration.restore-working-set={self.lab.tmp}/set")
+            more = (*more, "-global", f"migration.restore-working-set={self.lab.tmp}/set")
         slow = ("LD_PRELOAD=build/tests/slow-read.so", f"SLOW_READ_US={read_us}") if read_us else ()
-        side = self.start_destination(name, [*backend, *words, *self.words], ("env", "-u", "QEMU_INJECT", *slow))
+        side = self._side(name, version, ["-incoming", "defer", *backend, *more, *words, *self.words],
+                          ("env", "-u", "QEMU_INJECT", *slow))
         side.set_capabilities("events", *capabilities)
-        before_s = side.cpu_seconds_of_all()
-        start_us = time.time() * 1e6
-        side.cmd("migrate-incoming", uri=f"file:{self.devices if way == 'private' else self.file}")
-        at = {}
+        return Resumed(side, self.devices if way == "private" else self.file, self.end_pages[way])
 
-        def ended():
-            side.check()
-            for event in side.qmp.get_events():
-                name = event.get("data", {}).get("status", event["event"])
-                at[name] = (event_us(event) - start_us) / 1000
-            if "work" not in at and "RESUME" in at:
-                # Without a process for it, which would take the guest's time
-                lines = linux_guest.Report(Path(side.console).read_text()).lines
-                if lines and lines[-1]["worker0"] >= self.end_pages[way]:
-                    at["work"] = time.time() * 1000 - start_us / 1000
-            return "completed" in at and "work" in at
-        until(ended, "the guest has done its work, and all has been read", TIMEOUT_S, pause=0.003)
-        info = side.cmd("query-migrate")
+    def resume(self, way, read_us):
+        resumed = self.launch(way, read_us)
+        resumed.start()
+        until(resumed.ended, "the guest has done its work, and all has been read", TIMEOUT_S, pause=0.003)
+        return self.end(resumed)
+
+    def end(self, resumed):
+        figures = resumed.figures()
+        resumed.side.end()
+        self.sides.remove(resumed.side)
+        return figures
+
+
+class Resumed:
+    def __init__(self, side, file, end_pages):
+        self.side = side
+        self.file = file
+        self.end_pages = end_pages
+        self.at = {}
+
+    def start(self):
+        self.before_s = self.side.cpu_seconds_of_all()
+        self.start_us = time.time() * 1e6
+        self.side.cmd("migrate-incoming", uri=f"file:{self.file}")
+
+    def worked(self):
+        """Whether the guest has done its work; when is in at."""
+        self.side.check()
+        for event in self.side.qmp.get_events():
+            name = event.get("data", {}).get("status", event["event"])
+            self.at[name] = (event_us(event) - self.start_us) / 1000
+        if "work" not in self.at and "RESUME" in self.at:
+            # Without a process for it, which would take the guest's time
+            lines = linux_guest.Report(Path(self.side.console).read_text()).lines
+            if lines and lines[-1]["worker0"] >= self.end_pages:
+                self.at["work"] = time.time() * 1000 - self.start_us / 1000
+        return "work" in self.at
+
+    def ended(self):
+        return self.worked() and "completed" in self.at
+
+    def figures(self):
+        """In the end; without what has not happened."""
+        report, info = self.side.report(), self.side.cmd("query-migrate")
+        assert not report.bad, report.bad
         figures = {
-            "running_ms": at["RESUME"], "all_ms": max(at["completed"], at["RESUME"]), "work_ms": at["work"],
-            "processor_s": side.cpu_seconds_of_all() - before_s,
+            "running_ms": self.at["RESUME"], "work_ms": self.at["work"],
+            "processor_s": self.side.cpu_seconds_of_all() - self.before_s,
             "missed_count": info.get("postcopy-faults", {}).get("requests", 0),
             "waited_ms": sum(info.get("postcopy-latency-dist") or []) * info.get("postcopy-latency", 0) / 1e6,
         }
-        assert not side.report().bad, side.report().bad
-        side.end()
-        self.sides.remove(side)
+        if "completed" in self.at:
+            figures["all_ms"] = max(self.at["completed"], self.at["RESUME"])
         return figures
 
 
 def cases(options):
     for gib, share in itertools.product(options.sizes, options.shares):
-        yield {"guest_mib": gib << 10, "used_mib": int(((gib << 10) - FREE_MIB) * share)}
+        yield {"guest_mib": gib << 10, "used_mib": int(fill_mib(gib << 10) * share)}
 
 
 def measure(place, case, options):
     """{milliseconds of a read: {way: figures of each round}}"""
     runs: dict[float, dict[str, list[Figures]]] = {
         ms: {way: [] for way in options.ways} for ms in options.read_ms}
-    with LinuxMachine(place, case["guest_mib"], shlex.split(options.words), cpus=options.cpus, mem=case["used_mib"],
-                      capabilities=["mapped-ram"]) as machine:
+    with LinuxMachine(place, case["guest_mib"], shlex.split(options.words), options.memory, cpus=options.cpus,
+                      mem=case["used_mib"], capabilities=["mapped-ram"]) as machine:
         machine.save()
         for ms, of in runs.items():
             place.run(f"rm -f {place.tmp}/set")
@@ -167,20 +200,25 @@ def name_of(case, ms):
     return f"{case['guest_mib'] >> 10} GiB, {case['used_mib']} MiB used" + f", {ms:g} ms a read" * bool(ms)
 
 
+def show_runs(title, all_runs, shown):
+    """shown: label, key of the figures, and format of each column."""
+    print(f"\n{title}; in brackets to the first")
+    rows = [["", *(label for label, _, _ in shown)]]
+    base = None
+    for way, runs in all_runs.items():
+        medians = {key: statistics.median(run[key] for run in runs) for _, key, _ in shown}
+        base = base or medians
+        rows.append([way, *(f"{form.format(medians[key])}"
+                            + (f" ({medians[key] / base[key]:.2f})" if base[key] and base is not medians else "")
+                            + f" {form.format(min(run[key] for run in runs))}.."
+                            f"{form.format(max(run[key] for run in runs))}"
+                            for _, key, form in shown)])
+    print("\n".join(aligned(rows)))
+
+
 def show(results):
     for result in results:
-        print(f"\n{name_of(result['case'], result['case']['read_ms'])}; in brackets to the first")
-        rows = [["", *(label for label, _, _ in SHOWN)]]
-        base = None
-        for way, runs in result["runs"].items():
-            medians = {key: statistics.median(run[key] for run in runs) for _, key, _ in SHOWN}
-            base = base or medians
-            rows.append([way, *(f"{form.format(medians[key])}"
-                                + (f" ({medians[key] / base[key]:.2f})" if base[key] and base is not medians else "")
-                                + f" {form.format(min(run[key] for run in runs))}.."
-                                f"{form.format(max(run[key] for run in runs))}"
-                                for _, key, form in SHOWN)])
-        print("\n".join(aligned(rows)))
+        show_runs(name_of(result["case"], result["case"]["read_ms"]), result["runs"], SHOWN)
 
 
 def run(options):
@@ -191,7 +229,7 @@ def run(options):
         results: list[Figures] = [result for case in cases(options) for result in measure(place, case, options)]
     text = f"Medians of {options.rounds} rounds, least and most.\n```{bench.printed(show, results)}```"
     settings = {"vcpus_count": options.cpus, "rounds_count": options.rounds, "work_mib": WORK_MIB,
-                "words": options.words}
+                "words": options.words, "memory": options.memory}
     bench.write(options.name, {"about": about, "settings": settings, "results": results},
                 "Resume from a file" + ", of a slow disk" * any(options.read_ms), text)
 
@@ -207,6 +245,7 @@ def main():
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="(all)")
     parser.add_argument("--rounds", type=int, help="of each case (5)")
     parser.add_argument("--words", default="", help="of QEMU, beside its own (none)")
+    parser.add_argument("--memory", default="", metavar="WORDS", help="of QEMU's -object for it (none)")
     parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
     options = parser.parse_args()
     options.sizes = options.sizes or ([1] if options.quick else [1, 4, 8])

@@ -116,12 +116,12 @@ class Machine:
         self.side.set_capabilities("background-snapshot", state=False)
         self.take()
 
-    def start_destination(self, qemu: str, arguments: Sequence[str] = (), wrapper: Sequence[str] = ()) -> Side:
+    def start_destination(self, qemu: str, arguments: Sequence[str] = (), wrapper: Sequence[str] = ()) -> Any:
         return self._side("destination", qemu, ["-incoming", "defer", *arguments], wrapper)
 
     def load(self, qemu: str = FORK, capabilities: Sequence[str] = (), arguments: Sequence[str] = ()) -> Side:
         """Restore the snapshot in another QEMU."""
-        side = self.start_destination(qemu, arguments)
+        side: Side = self.start_destination(qemu, arguments)
         side.set_capabilities(*capabilities)
         side.cmd("migrate-incoming", uri=f"file:{self.file}")
         return side

@@ -62,7 +62,7 @@ def resume(machine, words, runs, draw):
     until(lambda: side.status() in ("postcopy-active", "completed"), "the guest can run")
     if not runs:
         side.cmd("cont")
-    whats = []
+    whats: list[str] = []
     while side.status() != "completed" and len(whats) < 12:
         whats.append(trouble(side, machine, draw))
     print(words, "running" if runs else "stopped", whats)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Resume some Linux guests of 512 MiB at the same time from one file, on this machine, with TCG.
+
+The ways are those of restore.py; lazy and exits leave in the file what a guest does not touch.
+
+running, work: from migrate-incoming of the first guest until the last one runs, and has checked some 100 MiB of its
+memory. memory: of all QEMUs when that is so, where what several of them map counts once (Pss); the page cache has the
+file once beside it, in each way. Prints a table, and writes build/reports/restore-many.json.
+"""
+import time
+
+from tests.bench import bench
+from tests.bench.restore import TIMEOUT_S, WAYS, LinuxMachine, fill_mib, show_runs
+from tests.lab import cli
+from tests.lab.cli import say
+from tests.lab.host import Host
+from tests.lab.pair import FORK, QMP_PORT, STOCK, until
+from tests.lab.paths import qemu
+from tests.lab.text import search
+
+MEMORY_MIB = 512
+FILE = ("-global", "migration.restore-background=off")
+SHOWN = (("running, ms", "running_ms", "{:.0f}"), ("work, ms", "work_ms", "{:.0f}"),
+         ("memory, MiB", "memory_mib", "{:.0f}"), ("missed pages", "missed_count", "{:.0f}"))
+
+
+def memory_mib(side):
+    text = side.lab.run(f"cat /proc/$(cat {side.pidfile})/smaps_rollup", check=True).output
+    return int(search(r"^Pss:\s+(\d+) kB", text)[1]) / 1024
+
+
+def resume(machine, way, number):
+    guests = [machine.launch(way, name=f"guest{i}", words=FILE * (way in ("lazy", "exits"))) for i in range(number)]
+    start = time.time()
+    for guest in guests:
+        guest.start()
+    # Not all(), which would leave out those behind the first one that works
+    until(lambda: sum(guest.worked() for guest in guests) == number, "the guests have done their work", TIMEOUT_S,
+          pause=0.003)
+    used = sum(memory_mib(guest.side) for guest in guests)
+    late = [guest.start_us / 1000 - start * 1000 for guest in guests]
+    figures = [machine.end(guest) for guest in guests]
+    return {"running_ms": max(f["running_ms"] + ms for f, ms in zip(figures, late, strict=True)),
+            "work_ms": max(f["work_ms"] + ms for f, ms in zip(figures, late, strict=True)),
+            "memory_mib": used, "missed_count": sum(f["missed_count"] for f in figures)}
+
+
+def measure(place, options):
+    with LinuxMachine(place, MEMORY_MIB, cpus=1, mem=fill_mib(MEMORY_MIB), capabilities=["mapped-ram"]) as machine:
+        machine.save()
+        for number in options.guests:
+            runs: dict[str, list[bench.Figures]] = {way: [] for way in options.ways}
+            for n in range(options.rounds):
+                for way in list(runs)[::-1 if n % 2 else 1]:
+                    runs[way].append(resume(machine, way, number))
+                    say(f"{number} guests, {way}: work done in {runs[way][-1]['work_ms']:.0f} ms")
+            yield {"case": {"guests_count": number}, "runs": runs}
+
+
+def show(results):
+    for result in results:
+        show_runs(f"{result['case']['guests_count']} guests", result["runs"], SHOWN)
+
+
+def run(options):
+    about = bench.about()
+    QMP_PORT.update({f"guest{i}": 4100 + i for i in range(max(options.guests))})
+    with Host("tcg") as place:
+        about |= {"qemu_versions": {v: place.run(f"{qemu(place.arch, v)} --version", check=True).output.splitlines()[0]
+                                    for v in (STOCK, FORK)}}
+        results = list(measure(place, options))
+    text = f"Medians of {options.rounds} rounds, least and most.\n```{bench.printed(show, results)}```"
+    bench.write("restore-many", {"about": about, "settings": {"rounds_count": options.rounds,
+                                                              "guest_mib": MEMORY_MIB}, "results": results},
+                "Resume many from a file", text)
+
+
+def main():
+    parser = cli.parser(__doc__)
+    parser.add_argument("--guests", nargs="+", type=int, default=[1, 4, 16], help="at the same time (1 4 16)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["stock", "private", "lazy", "exits"],
+                        help="(stock private lazy exits)")
+    parser.add_argument("--rounds", type=int, default=5, help="of each case (5)")
+    parser.add_argument("--quick", action="store_true", help="one round of 2 guests")
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.guests = 1, [2]
+    cli.main("bench", run, options)
+
+
+if __name__ == "__main__":
+    main()
