@@ -7,7 +7,7 @@ import pytest
 from tests.lab import guest
 from tests.lab.arches import on_aarch64
 from tests.lab.arm_clocks import COUNTERS, NO_ADJVTIME, ONE_OFFSET, CounterPair, offsets
-from tests.lab.clocks import clocks, later_reports, migrate, numbers, signed
+from tests.lab.clocks import clocks, later_reports, migrate, numbers, signed, through_a_file
 from tests.lab.lab import Lab
 from tests.lab.pair import FORK, INJECT, STOCK, Side, until
 
@@ -86,6 +86,17 @@ def test_stopped(lab, way, one_offset):
         if one_offset:
             have_one_offset(jump)
         assert not pair.warnings()
+
+
+@on_aarch64("lazy", [(True,), (False,)], quick=[(True,)])
+def test_from_a_file(lab, lazy):
+    with CounterPair(lab, switch="on", return_path=False, capabilities=None,
+                     destination_options=["-global", "migration.guest-time-restore=continuous"]) as pair:
+        khz = pair.source.wait_event("ready")["khz"]
+        was = offsets(pair.source)
+        through_a_file(pair, GAP_S, lazy)
+        is_continuous(pair.jump(khz, was, clocks(pair.source, pair.cpus, 0, last=True), pair.destination,
+                                clocks(pair.destination, pair.cpus, 1)))
 
 
 def timers_fire(pair, jump):

@@ -7,7 +7,15 @@ import time
 import pytest
 from qemu.qmp import ExecuteError
 
-from tests.lab.clocks import ClockPair, later_reports, lines_after, numbers, offsets, set_host_clock
+from tests.lab.clocks import (
+    ClockPair,
+    later_reports,
+    lines_after,
+    numbers,
+    offsets,
+    set_host_clock,
+    through_a_file,
+)
 from tests.lab.lab import Lab, tsc_khz
 from tests.lab.pair import FORK, INJECT, STOCK, Side, until
 
@@ -785,20 +793,13 @@ def test_cpr_transfer(lab, policy):
                          ids=["continuous-lazy", "continuous", "stopped-lazy"])
 def test_from_a_file(lab, policy, lazy):
     """What counts is guest-time-restore, and guest-time-max-gap is of migrations."""
-    file = f"{lab.tmp}/saved"
     words = ["-global", "migration.guest-time-max-gap=1",
              *(("-global", f"migration.guest-time-restore={policy}") if policy else
                ("-global", "migration.guest-time=continuous"))]
     with ClockPair(lab, switch="on", return_path=False, capabilities=None, destination_options=words) as pair:
         pair.source.wait_event("ready")
-        pair.source.set_capabilities("mapped-ram")
         was = offsets(pair.source)
-        pair.source.cmd("migrate", uri=f"file:{file}")
-        pair.source.wait_status("completed")
-        lab.run(f"sleep {GAP_S}")
-        pair.destination.set_capabilities("mapped-ram", *["postcopy-ram"] * lazy)
-        pair.destination.cmd("migrate-incoming", uri=f"file:{file}")
-        pair.destination.wait_status("completed")
+        through_a_file(pair, GAP_S, lazy)
         jump = pair.jump_since(was)
         outcome = pair.outcome()
         assert outcome["instant"] and outcome["policy"] == (policy or "stopped"), outcome
@@ -807,4 +808,3 @@ def test_from_a_file(lab, policy, lazy):
             is_continuous(jump)
         else:
             is_stopped(pair, jump)
-    lab.run(f"rm {file}", check=True)

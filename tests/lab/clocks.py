@@ -135,6 +135,19 @@ def migrate(pair: Pair, gap_s: float, postcopy: bool, meanwhile: Callable[[], No
         pair.destination.cmd("cont")
 
 
+def through_a_file(pair: Pair, gap_s: float, lazy: bool) -> None:
+    """The source's guest is saved; after gap_s the destination resumes it, and reads what it touches first if lazy."""
+    file = f"{pair.lab.tmp}/saved"
+    pair.source.set_capabilities("mapped-ram")
+    pair.source.cmd("migrate", uri=f"file:{file}")
+    pair.source.wait_status("completed")
+    pair.lab.run(f"sleep {gap_s}")
+    pair.destination.set_capabilities("mapped-ram", *["postcopy-ram"] * lazy)
+    pair.destination.cmd("migrate-incoming", uri=f"file:{file}")
+    pair.destination.wait_status("completed")
+    pair.lab.run(f"rm {file}", check=True)
+
+
 class TimePair(Pair):
     """Both sides have the return path, as with libvirt, unless return_path=False, and the hosts' clocks are
     synchronized to max_error_us. switch: guest-time of the source's machine; policy: the destination's."""

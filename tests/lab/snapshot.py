@@ -110,11 +110,11 @@ class Machine:
                 return info
         raise AssertionError("the guest did not write while the snapshots were taken")
 
-    def save(self) -> None:
-        """Stop the guest, and save it to a file that has the place of a snapshot."""
+    def save(self, uri: str = "") -> None:
+        """Stop the guest, and save it to a file that has the place of a snapshot, or to another one."""
         self.side.cmd("stop")
         self.side.set_capabilities("background-snapshot", state=False)
-        self.take()
+        self.take(uri)
 
     def start_destination(self, qemu: str, arguments: Sequence[str] = (), wrapper: Sequence[str] = ()) -> Any:
         return self._side("destination", qemu, ["-incoming", "defer", *arguments], wrapper)

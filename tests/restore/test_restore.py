@@ -12,7 +12,7 @@ from tests.lab.arches import on_both
 from tests.lab.backends import BACKENDS
 from tests.lab.missing_at_load import SLOT, set_queue
 from tests.lab.other_qemu import PEER
-from tests.lab.pair import INJECT, STOCK, until
+from tests.lab.pair import FORK, INJECT, STOCK, until
 from tests.lab.snapshot import Machine
 from tests.lab.text import search
 
@@ -81,6 +81,30 @@ def test_files_of_others(place, writer):
         until(lambda: side.status() == "completed", "all of the file has been read")
         assert side.cmd("query-status")["status"] == "paused"
         finish(side)
+
+
+@pytest.mark.parametrize("what", ["/dev/fdset/1", "offset"])
+def test_other_names(place, what):
+    with from_file(place) as machine:
+        uri = f"file:{machine.file},offset=0x10000" if what == "offset" else f"file:{what}"
+        machine.save(uri if what == "offset" else "")
+        side = machine.start_destination(FORK, ["-add-fd", "fd=9,set=1"],
+                                         ("sh", "-c", f'exec 9<{machine.file}; exec "$0" "$@"'))
+        side.set_capabilities(*LAZY)
+        side.cmd("migrate-incoming", uri=uri)
+        finish(side)
+
+
+def test_memory_that_is_not_plugged(place):
+    """Of virtio-mem, nothing is read or placed."""
+    with from_file(place, memory_mb="64M,maxmem=1G",
+                   arguments=["-object", "memory-backend-ram,id=plugged,size=256M",
+                              "-device", "virtio-mem-pci,memdev=plugged"]) as machine:
+        machine.save()
+        machine.side.end()
+        machine.side = machine.load(capabilities=LAZY)
+        finish(machine.side)
+        assert machine.resident_kib() < 200 << 10
 
 
 def test_huge_pages(lab):
