@@ -51,11 +51,6 @@ typedef struct PostcopyAsyncOps {
      * @data: set to an address that announce() accesses if it can
      */
     PostcopyAsyncRefusal (*can)(CPUState *cpu, bool *halt, hwaddr *data);
-    /*
-     * After @can has returned POSTCOPY_ASYNC_EVENT: whether a guest that has
-     * asked to be told has missed the page in its kernel
-     */
-    bool (*in_kernel)(CPUState *cpu);
     /* After @can: tell it */
     PostcopyAsyncRefusal (*announce)(CPUState *cpu, uint32_t number);
     /* After @can: let the next KVM_RUN serve interrupts only, until a kick */
@@ -66,6 +61,9 @@ typedef struct PostcopyAsyncOps {
 void postcopy_async_set_ops(const PostcopyAsyncOps *ops);
 
 typedef struct PostcopyAsyncVCPU PostcopyAsyncVCPU;
+
+/* Whether the guest has RAM there, all of it of one kind.  Any thread. */
+bool postcopy_async_is_ram(hwaddr address, hwaddr size);
 
 /* Of @cpu; NULL if there is no postcopy with async page faults */
 PostcopyAsyncVCPU *postcopy_async_vcpu(CPUState *cpu);

@@ -150,15 +150,28 @@ static bool async_data_received(hwaddr gpa, PostcopyPage *page)
 
 static void async_kick(void *opaque)
 {
+    CPUState *cpu = opaque;
+
     /*
-     * A vCPU that waits for a page in QEMU is left alone: it cannot be told
-     * anything, and looks when it enters the guest.
-     *
-     * The token is pending before thread_kicked is read; the vCPU's thread
-     * clears thread_kicked, and then looks for tokens.
+     * Out of KVM_RUN, and into it again: without thread_kicked, for which the
+     * vCPU's thread would take the BQL, which others hold while they wait for
+     * pages.  The token is pending before the signal is sent, and the thread
+     * looks for tokens before each KVM_RUN.  One that waits for a page in QEMU
+     * is left alone: it cannot be told anything, and looks then, too.
      */
-    smp_mb();
-    cpus_kick_thread(opaque);
+    pthread_kill(cpu->thread->thread, SIG_IPI);
+}
+
+bool postcopy_async_is_ram(hwaddr address, hwaddr size)
+{
+    hwaddr offset, len = size;
+    MemoryRegion *mr;
+
+    RCU_READ_LOCK_GUARD();
+    mr = address_space_translate(&address_space_memory, address, &offset, &len,
+                                 true, MEMTXATTRS_UNSPECIFIED);
+    return memory_access_is_direct(mr, true, MEMTXATTRS_UNSPECIFIED) &&
+           len == size;
 }
 
 static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
@@ -188,8 +201,8 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
         return POSTCOPY_FAULT_WAIT_FOR_ANOTHER;
     }
 
-    around = why == POSTCOPY_ASYNC_KERNEL ||
-             (why == POSTCOPY_ASYNC_EVENT && async_ops->in_kernel(cpu));
+    /* All tasks of the vCPU wait, so it pays to miss none of the next pages */
+    around = why != POSTCOPY_ASYNC_CAN;
     t = postcopy_async_halted(v, host);
     if (t) {
         /* Back from an interrupt */
@@ -265,6 +278,8 @@ void postcopy_async_fill_info(MigrationIncomingState *mis, MigrationInfo *info)
     if (!a) {
         return;
     }
+    /* With the BQL */
+    migration_inject_hold("async-info");
     info->postcopy_async = g_new0(PostcopyAsyncStats, 1);
     for (unsigned i = 0; i < a->vcpus_num; i++) {
         postcopy_async_count(&a->vcpus[i], info->postcopy_async);

@@ -91,18 +91,6 @@ static int64_t async_pf_disable(ARMCPU *cpu)
     return SUCCESS;
 }
 
-static bool async_pf_is_ram(hwaddr address)
-{
-    hwaddr offset, len = BLOCK_SIZE;
-    MemoryRegion *mr;
-
-    RCU_READ_LOCK_GUARD();
-    mr = address_space_translate(&address_space_memory, address, &offset, &len,
-                                 true, MEMTXATTRS_UNSPECIFIED);
-    return memory_access_is_direct(mr, true, MEMTXATTRS_UNSPECIFIED) &&
-           len == BLOCK_SIZE;
-}
-
 static unsigned async_pf_id(CPUState *cs)
 {
     return cs->cpu_index;
@@ -138,22 +126,13 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     return POSTCOPY_ASYNC_CAN;
 }
 
-static bool async_pf_in_kernel(CPUState *cs)
-{
-    uint64_t pstate;
-
-    return ARM_CPU(cs)->async_pf.enabled &&
-           !kvm_get_one_reg(cs, CORE_REG(regs.pstate), &pstate) &&
-           (pstate & PSTATE_M) != PSTATE_MODE_EL0t;
-}
-
 /* The handler of the event before this one has read what is overwritten */
 static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 {
     ARMCPU *cpu = ARM_CPU(cs);
     hwaddr block = cpu->async_pf.block;
 
-    if (!async_pf_is_ram(block)) {
+    if (!postcopy_async_is_ram(block, BLOCK_SIZE)) {
         /* Unplugged, or a stream that lies */
         async_pf_disable(cpu);
         return POSTCOPY_ASYNC_WITHOUT;
@@ -214,7 +193,7 @@ void kvm_arm_async_pf_pre_run(ARMCPU *cpu)
 
 static int64_t async_pf_enable(ARMCPU *cpu, uint64_t address)
 {
-    if (address % BLOCK_SIZE || !async_pf_is_ram(address)) {
+    if (address % BLOCK_SIZE || !postcopy_async_is_ram(address, BLOCK_SIZE)) {
         return INVALID;
     }
     async_pf_forget(cpu);
@@ -307,7 +286,6 @@ static const PostcopyAsyncOps async_pf_ops = {
     .start = async_pf_start,
     .id = async_pf_id,
     .can = async_pf_can,
-    .in_kernel = async_pf_in_kernel,
     .announce = async_pf_announce,
     .halt = async_pf_suspend,
 };
@@ -325,24 +303,24 @@ int kvm_arm_async_pf_init_vcpu(ARMCPU *cpu)
     int ret;
 
     if (cpu->kvm_async_pf != ARM_CPU(first_cpu)->kvm_async_pf) {
-        error_report("kvm-async-pf must be the same for all vCPUs");
+        error_report("x-kvm-async-pf must be the same for all vCPUs");
         return -EINVAL;
     }
     if (!cpu->kvm_async_pf || CPU(cpu) != first_cpu) {
         return 0;
     }
     if (!kvm_arm_sdei_enabled()) {
-        error_report("kvm-async-pf=on needs kvm-sdei=on");
+        error_report("x-kvm-async-pf=on needs kvm-sdei=on");
         return -EINVAL;
     }
     if (!kvm_irqchip_in_kernel()) {
-        error_report("kvm-async-pf=on needs a GIC in the kernel: "
+        error_report("x-kvm-async-pf=on needs a GIC in the kernel: "
                      "-machine kernel-irqchip=on");
         return -EINVAL;
     }
     ret = kvm_arm_forward_calls(FN_BASE, FN_NUMBER);
     if (ret) {
-        error_report("kvm-async-pf=on: KVM does not hand calls to QEMU: %s",
+        error_report("x-kvm-async-pf=on: KVM does not hand calls to QEMU: %s",
                      strerror(-ret));
         return ret;
     }
@@ -370,7 +348,7 @@ static int async_pf_pre_load(void *opaque)
     ARMCPU *cpu = opaque;
 
     if (!cpu->kvm_async_pf) {
-        error_report("CPU property kvm-async-pf is on on the source: start the "
+        error_report("CPU property x-kvm-async-pf is on on the source: start the "
                      "destination with the same");
         return -EINVAL;
     }
@@ -386,7 +364,7 @@ static int async_pf_post_load(void *opaque, int version_id)
     ARMCPU *cpu = opaque;
 
     if (cpu->async_pf.block % BLOCK_SIZE) {
-        error_report("kvm-async-pf: there is no data block at 0x%" PRIx64,
+        error_report("x-kvm-async-pf: there is no data block at 0x%" PRIx64,
                      cpu->async_pf.block);
         return -EINVAL;
     }
@@ -396,7 +374,7 @@ static int async_pf_post_load(void *opaque, int version_id)
 }
 
 const VMStateDescription vmstate_kvm_arm_async_pf = {
-    .name = "cpu/kvm_async_pf",
+    .name = "cpu/x_kvm_async_pf",
     .version_id = 1,
     .minimum_version_id = 1,
     .needed = async_pf_needed,
@@ -424,8 +402,8 @@ void kvm_arm_async_pf_add_properties(ARMCPU *cpu)
 {
     Object *obj = OBJECT(cpu);
 
-    object_property_add_bool(obj, "kvm-async-pf", async_pf_get, async_pf_set);
-    object_property_set_description(obj, "kvm-async-pf",
+    object_property_add_bool(obj, "x-kvm-async-pf", async_pf_get, async_pf_set);
+    object_property_set_description(obj, "x-kvm-async-pf",
                                     "Set on to let the guest be told of "
                                     "missing pages in postcopy; needs "
                                     "kvm-sdei.");

@@ -12,8 +12,8 @@ SDEI, ASYNC = ON[:2], ON[2:]
 
 
 @on_aarch64("words, machine, reason", [
-    (ASYNC, None, "kvm-async-pf=on needs kvm-sdei=on"),
-    (ON, "virt,gic-version=2,kernel-irqchip=off", "kvm-async-pf=on needs a GIC in the kernel"),
+    (ASYNC, None, "x-kvm-async-pf=on needs kvm-sdei=on"),
+    (ON, "virt,gic-version=2,kernel-irqchip=off", "x-kvm-async-pf=on needs a GIC in the kernel"),
 ], quick=True)
 def test_cannot_be_had(lab, words, machine, reason):
     ended = LinuxSide(lab, "source", FORK, words, {"machine": machine}).job.wait()
@@ -29,7 +29,7 @@ def is_refused(pair, reason):
 
 
 @on_aarch64("words, reason", [
-    (SDEI, "kvm-async-pf"),
+    (SDEI, "x-kvm-async-pf"),
     ((), "kvm-sdei"),
 ], quick=[((), "kvm-sdei")])
 def test_the_other_side_is_without(lab, words, reason):

@@ -2,6 +2,7 @@
 """Async page faults of x86 by their rules: a guest that counts what it is told, of each kind of fault. What Linux
 makes of them: test_async.py."""
 import re
+import threading
 import time
 from typing import Any
 
@@ -96,6 +97,39 @@ def test_page_comes_before_it_is_told(lab):
         told, qemu, _ = ends(pair)
         assert withdrawn(pair)
         assert told["announced"] == qemu["announced"]
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_named_model(lab, flag):
+    """The guest does not look at CPUID, but QEMU does."""
+    words = ("-cpu", "qemu64", *("-global", "x86_64-cpu.kvm-asyncpf-int=on") * flag)
+    with pair_with(lab, source_options=words, destination_options=words) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("end")
+        qemu = counts(pair)
+        assert bool(qemu["announced"]) == flag and bool(qemu["refused-without"]) != flag, qemu
+        pair.finish_fast()
+
+
+def sent(pair):
+    return sum(name == "kvm_async_pf_send" for name, _ in pair.destination.trace())
+
+
+@pytest.mark.parametrize("irqchip", ["on", "split"])
+def test_main_thread_is_busy(lab, irqchip):
+    """It has the BQL all the time, and the guest is told of pages and of their end nevertheless."""
+    with pair_with(lab, destination=INJECT, machine=f"pc,kernel-irqchip={irqchip}") as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        until(lambda: counts(pair)["delivered"] > 4, "pages come")
+        pair.destination.inject.arm("async-info")
+        asks = threading.Thread(target=counts, args=(pair,))
+        asks.start()
+        pair.destination.inject.wait_held("async-info")
+        before = sent(pair)
+        until(lambda: sent(pair) > before + 100, "pages come while the main thread has the BQL", timeout=20)
+        pair.destination.inject.release("async-info")
+        asks.join()
+        ends(pair)
 
 
 def missed(pair, address):

@@ -28,7 +28,7 @@ NEWER = ("build/guest/newer.kernel", "build/guest/newer.initrd")
 # init.c asks for all, only warnings and what is worse go there.
 WORDS = {"x86_64": ["console=ttyS0", "loglevel=5", "tsc=reliable"], "aarch64": ["console=ttyAMA0", "loglevel=5"]}
 # QEMU's, for a guest with async page faults: on arm64 it has them only where they are asked for
-ASYNC_PF = {"x86_64": (), "aarch64": ("-global", "arm-cpu.kvm-sdei=on", "-global", "arm-cpu.kvm-async-pf=on")}
+ASYNC_PF = {"x86_64": (), "aarch64": ("-global", "arm-cpu.kvm-sdei=on", "-global", "arm-cpu.x-kvm-async-pf=on")}
 # What must not be in the guest's log.
 COMPLAINTS = re.compile(lab.COMPLAINTS.pattern + "|blocked for more than|Out of memory|oom-kill|soft lockup|"
                         "hard LOCKUP|rcu.*stall|segfault|[Cc]locksource.*unstable")

@@ -130,6 +130,24 @@ def test_backend(lab, exits, channels, memory):
         pair.check_disk()
 
 
+def test_from_a_file(lab):
+    """The backend of a guest that is resumed from a file misses pages of it, too."""
+    with DiskPair(lab, exits="on", cpus=2, capabilities=None,
+                  destination_options=["-global", "migration.restore-background=off"]) as pair:
+        pair.source.wait_ready()
+        until(lambda: pair.transfers(pair.source), "the guest uses its disk")
+        pair.source.set_capabilities("mapped-ram")
+        pair.source.cmd("migrate", uri=f"file:{pair.file}.ram")
+        pair.source.wait_status("completed")
+        pair.destination.set_capabilities("mapped-ram", "postcopy-ram")
+        pair.destination.cmd("migrate-incoming", uri=f"file:{pair.file}.ram")
+        pair.until_backend_faults(20)
+        pair.destination.cmd("migrate-set-parameters", restore_background=True)
+        pair.destination.wait_status("completed")
+        pair.check_disk()
+        lab.run(f"rm {pair.file}.ram", check=True)
+
+
 @slow
 def test_recovery(lab):
     """The connection breaks while the backend waits for a page, which recovery asks for again."""

@@ -69,7 +69,7 @@ def test_conformance(lab, qemu):
 
 @on_aarch64(quick=True)
 def test_calls_of_async_page_faults(lab):
-    with One(lab, words=(*ON, "-global", "arm-cpu.kvm-async-pf=on")) as side:
+    with One(lab, words=(*ON, "-global", "arm-cpu.x-kvm-async-pf=on")) as side:
         assert check(side, "ready")["async_pf"]
 
 

@@ -34,6 +34,7 @@
 /* The guest's data block */
 #define FLAGS_OFFSET 0
 #define TOKEN_OFFSET 4
+#define DATA_SIZE 8
 #define PAGE_NOT_PRESENT 1
 
 #define EN_ADDRESS (~0x3full)
@@ -57,9 +58,6 @@ static __thread struct {
     uint64_t rip;
     /* The guest knows no tokens but those that it was told here */
     bool clean;
-    /* The guest has enabled them when that was looked at last, if it was */
-    bool enabled;
-    bool looked;
 } async_pf;
 
 static int async_pf_set_msr(CPUState *cs, uint32_t index, uint64_t value)
@@ -75,7 +73,10 @@ static int async_pf_set_msr(CPUState *cs, uint32_t index, uint64_t value)
     return kvm_vcpu_ioctl(cs, KVM_SET_MSRS, &msrs);
 }
 
-/* Returns false if the guest has not enabled async page faults by interrupt */
+/*
+ * Returns false if the guest has not enabled async page faults by interrupt, or
+ * has no RAM where KVM would refuse them, too
+ */
 static bool async_pf_get_msrs(CPUState *cs, Msrs *m)
 {
     const uint64_t wanted = KVM_ASYNC_PF_ENABLED |
@@ -94,9 +95,8 @@ static bool async_pf_get_msrs(CPUState *cs, Msrs *m)
     }
     m->en = msrs.entries[0].data;
     m->vector = msrs.entries[1].data & KVM_ASYNC_PF_VEC_MASK;
-    async_pf.enabled = (m->en & wanted) == wanted;
-    async_pf.looked = true;
-    return async_pf.enabled;
+    return (m->en & wanted) == wanted &&
+           postcopy_async_is_ram(m->en & EN_ADDRESS, DATA_SIZE);
 }
 
 static uint32_t async_pf_read_data(const Msrs *m, unsigned offset)
@@ -158,20 +158,6 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     }
     *data = m->en & EN_ADDRESS;
     return POSTCOPY_ASYNC_CAN;
-}
-
-static bool async_pf_in_kernel(CPUState *cs)
-{
-    struct kvm_run *run = cs->kvm_run;
-    Msrs m;
-
-    /*
-     * A write of the guest's would have been seen.  An INIT would not: this is
-     * about speed alone.
-     */
-    return !(run->flags & (KVM_RUN_X86_SMM | KVM_RUN_X86_GUEST_MODE)) &&
-           run->kvm_valid_regs == SYNC_REGS && !run->s.regs.sregs.ss.dpl &&
-           (async_pf.looked ? async_pf.enabled : async_pf_get_msrs(cs, &m));
 }
 
 static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
@@ -350,17 +336,14 @@ static bool async_pf_write_ack(X86CPU *cpu, uint32_t msr, uint64_t val)
     return true;
 }
 
-/* Whatever the guest writes, it forgets what it was told */
+/* Whatever the guest writes, and KVM says: it forgets what it was told */
 static bool async_pf_write_en(X86CPU *cpu, uint32_t msr, uint64_t val)
 {
     CPUState *cs = CPU(cpu);
 
     trace_kvm_async_pf_enable(cs->cpu_index, val);
-    if (async_pf_set_msr(cs, msr, val) != 1) {
-        return false;
-    }
     kvm_async_pf_reset(cs);
-    return true;
+    return async_pf_set_msr(cs, msr, val) == 1;
 }
 
 void kvm_async_pf_reset(CPUState *cs)
@@ -368,7 +351,6 @@ void kvm_async_pf_reset(CPUState *cs)
     PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
 
     async_pf.clean = false;
-    async_pf.looked = false;
     if (v) {
         postcopy_async_forget(v);
         postcopy_async_drained();
@@ -394,9 +376,9 @@ static bool async_pf_start(Error **errp)
         error_setg(errp, "the LAPIC is not in the kernel");
         return false;
     }
-    if (!kvm_has_exception_payload() || !kvm_check_extension(kvm_state,
+    if (!kvm_has_exception_payload() || !kvm_vm_check_extension(kvm_state,
                                             KVM_CAP_X86_GUEST_MODE) ||
-        (kvm_check_extension(kvm_state, KVM_CAP_SYNC_REGS) & SYNC_REGS) !=
+        (kvm_vm_check_extension(kvm_state, KVM_CAP_SYNC_REGS) & SYNC_REGS) !=
         SYNC_REGS) {
         error_setg(errp, "KVM lacks KVM_CAP_EXCEPTION_PAYLOAD, "
                    "KVM_CAP_X86_GUEST_MODE or KVM_CAP_SYNC_REGS");
@@ -418,7 +400,6 @@ static const PostcopyAsyncOps async_pf_ops = {
     .start = async_pf_start,
     .id = async_pf_id,
     .can = async_pf_can,
-    .in_kernel = async_pf_in_kernel,
     .announce = async_pf_announce,
     .halt = async_pf_halt_until_kick,
 };

@@ -69,6 +69,9 @@ void set_up_interrupts(void)
     set_handler(WAKE_VECTOR, wake_interrupt, false);
     asm volatile("lidt %0" : : "m"(ptr));
     lapic_write(LAPIC_SVR, 0x1ff);              /* on */
+    /* Off, as where a system has APICs: the PIC's timer would ask for ever */
+    outb(0x21, 0xff);
+    outb(0xa1, 0xff);
 }
 
 /*
