@@ -14,6 +14,7 @@ NAME.md, NAME.svg.
 """
 import contextlib
 import itertools
+import shlex
 import statistics
 import time
 
@@ -76,7 +77,7 @@ def watch(pair, before, qemu):
 def migrate(lab, network, way, cpus, options):
     qemu, exits, asynchronous = WAYS[way.partition(postcopy.WITHOUT)[0]]
     qemu, words, wrapper = postcopy.build_of(way, qemu, postcopy.tells(options.ways))
-    on = ASYNC_PF[lab.arch] if qemu not in (STOCK, PEER) else ()
+    on = (*(ASYNC_PF[lab.arch] if qemu not in (STOCK, PEER) else ()), *shlex.split(options.words))
     memory_mb = options.memory * cpus
     with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False, source_wrapper=wrapper,
                    capabilities=("events", *("postcopy-preempt",) * options.preempt),
@@ -198,7 +199,7 @@ def write(about, network, results, options):
         "memory_mib_per_vcpu": options.memory, "rate_mib_per_s_per_vcpu": options.rate, "delay_us": options.delay,
         "bandwidth_mbit_per_s": options.bandwidth, "preempt": options.preempt, "icount": options.icount,
         "accelerator": "tcg" if options.host else "kvm",
-        "writers_only": options.writers_only, "rounds_count": rounds},
+        "writers_only": options.writers_only, "words": options.words, "rounds_count": rounds},
         "runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]},
         title, text, [(name, title)])
 
@@ -264,6 +265,7 @@ def main():
     where.add_argument("--host", action="store_true", help="on this machine, as root, with --bandwidth and no delay")
     bench.add_icount(where)
     parser.add_argument("--writers-only", action="store_true", help="no thread computes: the same work in each way")
+    parser.add_argument("--words", default="", help="of both QEMUs, as '-global x86_64-cpu.kvm-asyncpf-int=off'")
     parser.add_argument("--seconds", type=float, default=8, help="that are measured (8)")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 8)

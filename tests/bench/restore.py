@@ -81,7 +81,7 @@ class LinuxMachine(Machine):
         path = f",mem-path={self.memory}" * (kind == "file")
         return ["-object", f"memory-backend-{kind},id=ram,size={self.memory_mb}M{path}{more}"]
 
-    def save(self):
+    def save_both(self):
         """To the file with all; then the devices, whose file is of use with the memory's own."""
         self.end_pages = dict.fromkeys(WAYS, self.stop())
         self.take()
@@ -193,7 +193,7 @@ def measure(place, case, options):
         ms: {way: [] for way in options.ways} for ms in options.read_ms}
     with LinuxMachine(place, case["guest_mib"], shlex.split(options.words), options.memory, cpus=options.cpus,
                       mem=case["used_mib"], capabilities=["mapped-ram"]) as machine:
-        machine.save()
+        machine.save_both()
         for ms, of in runs.items():
             place.run(f"rm -f {place.tmp}/set")
             if "set" in of:

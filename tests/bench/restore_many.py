@@ -47,7 +47,7 @@ def resume(machine, way, number):
 
 def measure(place, options):
     with LinuxMachine(place, MEMORY_MIB, cpus=1, mem=fill_mib(MEMORY_MIB), capabilities=["mapped-ram"]) as machine:
-        machine.save()
+        machine.save_both()
         for number in options.guests:
             runs: dict[str, list[bench.Figures]] = {way: [] for way in options.ways}
             for n in range(options.rounds):

@@ -43,7 +43,7 @@ def run(options):
     with Host("tcg") as place:
         say(f"boot a Linux guest, and let it fill its memory of {MEMORY_MIB} MiB")
         with LinuxMachine(place, MEMORY_MIB, cpus=2, mem=fill_mib(MEMORY_MIB), capabilities=["mapped-ram"]) as machine:
-            machine.save()
+            machine.save_both()
             say(f"saved: {machine.lab.run(f'du -m {machine.file}', check=True).output.split()[0]} MiB")
             figures = {way: resume(machine, way) for way in NAMES}
     path = REPORTS / "demo-restore.json"
