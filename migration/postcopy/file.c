@@ -31,6 +31,7 @@
 #include "qemu/stats64.h"
 #include "qemu/timer.h"
 #include "qemu/units.h"
+#include "qemu/userfaultfd.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "exec/target_page.h"
@@ -140,6 +141,8 @@ struct PostcopyFile {
     /* Readers do nothing any more, and end */
     bool quit;
     QemuThread readers[READERS];
+    /* The kernel has UFFDIO_MOVE.  Constant once memory may be missing. */
+    bool can_move;
     /* Of RUN_SIZE for each reader and postcopy_file_run()'s thread; constant */
     void *buffers;
     /* Atomic */
@@ -521,6 +524,7 @@ static void *file_reader_thread(void *opaque);
 static int file_begin(MigrationIncomingState *mis, Error **errp)
 {
     struct PostcopyFile *file = mis->postcopy->file;
+    uint64_t features;
 
     if (!file_has_pages(file, errp) ||
         !postcopy_ram_supported_by_host(mis, errp) ||
@@ -539,7 +543,9 @@ static int file_begin(MigrationIncomingState *mis, Error **errp)
         error_setg_errno(errp, errno, "no memory for what is read");
         return -ENOMEM;
     }
-    /* UFFDIO_MOVE moves huge pages as they are */
+    file->can_move = !uffd_query_features(&features) &&
+                     features & UFFD_FEATURE_MOVE;
+    /* It moves huge pages as they are */
     qemu_madvise(file->buffers, BUFFERS_SIZE, QEMU_MADV_HUGEPAGE);
     postcopy_ram_prepare_discard(mis);
     /* Before the memslots are flagged, which asks what is missing */
@@ -922,12 +928,14 @@ const PostcopySource postcopy_file = {
  * Whether the small pages from @start to @end can be one huge page: nothing of
  * it has been received, and at most half of it are holes
  */
-static bool file_is_huge(PostcopyFileBlock *b, ram_addr_t start, ram_addr_t end)
+static bool file_is_huge(struct PostcopyFile *file, PostcopyFileBlock *b,
+                         ram_addr_t start, ram_addr_t end)
 {
     unsigned bits = qemu_target_page_bits();
     size_t first = start >> bits, pages = (end - start) >> bits;
 
-    return end - start == RUN_SIZE && !qemu_ram_is_shared(b->rb) &&
+    return file->can_move && end - start == RUN_SIZE &&
+           b->rb->fd < 0 && !qemu_ram_is_shared(b->rb) &&
            QEMU_PTR_IS_ALIGNED(b->rb->host + start, RUN_SIZE) &&
            file_next(b->rb, first + pages, first, true) == first + pages &&
            bitmap_count_one_with_offset(b->bitmap, first, pages) >= pages / 2;
@@ -951,7 +959,7 @@ static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
         return file_place(mis, page, true) ?: page->size;
     }
     ret = file_read_pages(mis, b, page->start, end, buffer, true);
-    if (!ret && file_is_huge(b, page->start, end)) {
+    if (!ret && file_is_huge(mis->postcopy->file, b, page->start, end)) {
         file_clear_holes(b, page->start, end, buffer);
         ret = postcopy_receive_pages(mis, page, RUN_SIZE / page->size, buffer,
                                      true);
