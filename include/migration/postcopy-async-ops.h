@@ -51,6 +51,11 @@ typedef struct PostcopyAsyncOps {
      * @data: set to an address that announce() accesses if it can
      */
     PostcopyAsyncRefusal (*can)(CPUState *cpu, bool *halt, hwaddr *data);
+    /*
+     * After @can has returned POSTCOPY_ASYNC_EVENT: whether a guest that has
+     * asked to be told has missed the page in its kernel
+     */
+    bool (*in_kernel)(CPUState *cpu);
     /* After @can: tell it */
     PostcopyAsyncRefusal (*announce)(CPUState *cpu, uint32_t number);
     /* After @can: let the next KVM_RUN serve interrupts only, until a kick */

@@ -201,8 +201,8 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
         return POSTCOPY_FAULT_WAIT_FOR_ANOTHER;
     }
 
-    /* All tasks of the vCPU wait, so it pays to miss none of the next pages */
-    around = why != POSTCOPY_ASYNC_CAN;
+    around = why == POSTCOPY_ASYNC_KERNEL ||
+             (why == POSTCOPY_ASYNC_EVENT && async_ops->in_kernel(cpu));
     t = postcopy_async_halted(v, host);
     if (t) {
         /* Back from an interrupt */

@@ -58,6 +58,9 @@ static __thread struct {
     uint64_t rip;
     /* The guest knows no tokens but those that it was told here */
     bool clean;
+    /* The guest has enabled them when that was looked at last, if it was */
+    bool enabled;
+    bool looked;
 } async_pf;
 
 static int async_pf_set_msr(CPUState *cs, uint32_t index, uint64_t value)
@@ -95,8 +98,10 @@ static bool async_pf_get_msrs(CPUState *cs, Msrs *m)
     }
     m->en = msrs.entries[0].data;
     m->vector = msrs.entries[1].data & KVM_ASYNC_PF_VEC_MASK;
-    return (m->en & wanted) == wanted &&
-           postcopy_async_is_ram(m->en & EN_ADDRESS, DATA_SIZE);
+    async_pf.enabled = (m->en & wanted) == wanted &&
+                       postcopy_async_is_ram(m->en & EN_ADDRESS, DATA_SIZE);
+    async_pf.looked = true;
+    return async_pf.enabled;
 }
 
 static uint32_t async_pf_read_data(const Msrs *m, unsigned offset)
@@ -158,6 +163,20 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     }
     *data = m->en & EN_ADDRESS;
     return POSTCOPY_ASYNC_CAN;
+}
+
+static bool async_pf_in_kernel(CPUState *cs)
+{
+    struct kvm_run *run = cs->kvm_run;
+    Msrs m;
+
+    /*
+     * A write of the guest's would have been seen.  An INIT would not: this is
+     * about speed alone.
+     */
+    return !(run->flags & (KVM_RUN_X86_SMM | KVM_RUN_X86_GUEST_MODE)) &&
+           run->kvm_valid_regs == SYNC_REGS && !run->s.regs.sregs.ss.dpl &&
+           (async_pf.looked ? async_pf.enabled : async_pf_get_msrs(cs, &m));
 }
 
 static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
@@ -351,6 +370,7 @@ void kvm_async_pf_reset(CPUState *cs)
     PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
 
     async_pf.clean = false;
+    async_pf.looked = false;
     if (v) {
         postcopy_async_forget(v);
         postcopy_async_drained();
@@ -400,6 +420,7 @@ static const PostcopyAsyncOps async_pf_ops = {
     .start = async_pf_start,
     .id = async_pf_id,
     .can = async_pf_can,
+    .in_kernel = async_pf_in_kernel,
     .announce = async_pf_announce,
     .halt = async_pf_halt_until_kick,
 };
