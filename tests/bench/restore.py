@@ -101,8 +101,9 @@ class LinuxMachine(Machine):
         for _ in range(20):
             until(lambda: done() % WORK_PAGES > 0, "work begins", pause=0.001)
             self.side.cmd("stop")
-            if 0 < done() % WORK_PAGES < WORK_PAGES / PARTS:
-                return done() - done() % WORK_PAGES + WORK_PAGES
+            pages = done()
+            if 0 < pages % WORK_PAGES < WORK_PAGES / PARTS:
+                return pages - pages % WORK_PAGES + WORK_PAGES
             self.side.cmd("cont")
             until(lambda: done() % WORK_PAGES == 0, "work ends")
         raise AssertionError("the guest was never stopped while its work began")
@@ -113,8 +114,8 @@ class LinuxMachine(Machine):
         if way == "set":
             more = (*more, "-global", f"migration.restore-working-set={self.lab.tmp}/set")
         slow = ("LD_PRELOAD=build/tests/slow-read.so", f"SLOW_READ_US={read_us}") if read_us else ()
-        side = self._side(name, version, ["-incoming", "defer", *backend, *more, *words, *self.words],
-                          ("env", "-u", "QEMU_INJECT", *slow))
+        side = self.start_destination(version, [*backend, *more, *words, *self.words],
+                                      ("env", "-u", "QEMU_INJECT", *slow), name)
         side.set_capabilities("events", *capabilities)
         return Resumed(side, self.devices if way == "private" else self.file, self.end_pages[way])
 

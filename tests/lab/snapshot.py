@@ -116,8 +116,9 @@ class Machine:
         self.side.set_capabilities("background-snapshot", state=False)
         self.take(uri)
 
-    def start_destination(self, qemu: str, arguments: Sequence[str] = (), wrapper: Sequence[str] = ()) -> Any:
-        return self._side("destination", qemu, ["-incoming", "defer", *arguments], wrapper)
+    def start_destination(self, qemu: str, arguments: Sequence[str] = (), wrapper: Sequence[str] = (),
+                          name: str = "destination") -> Any:
+        return self._side(name, qemu, ["-incoming", "defer", *arguments], wrapper)
 
     def load(self, qemu: str = FORK, capabilities: Sequence[str] = (), arguments: Sequence[str] = ()) -> Side:
         """Restore the snapshot in another QEMU."""

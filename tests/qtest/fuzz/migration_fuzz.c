@@ -796,32 +796,29 @@ static GString *fuzz_file_line(FuzzTarget *target)
     return fuzz_command_line("-incoming defer");
 }
 
-static void fuzz_register(void)
+static void fuzz_add(const char *name, const char *description,
+                     GString *(*line)(FuzzTarget *target))
 {
     fuzz_add_target(&(FuzzTarget) {
-        .name = "migration-source",
-        .description = "Fuzz the source of a migration by its return path",
-        .get_init_cmdline = fuzz_source_line,
+        .name = name,
+        .description = description,
+        .get_init_cmdline = line,
         .pre_fuzz = fuzz_before,
         .fuzz = fuzz_one,
         .crossover = migration_fuzz_crossover,
     });
-    fuzz_add_target(&(FuzzTarget) {
-        .name = "migration-destination",
-        .description = "Fuzz the destination of a migration by its stream",
-        .get_init_cmdline = fuzz_destination_line,
-        .pre_fuzz = fuzz_before,
-        .fuzz = fuzz_one,
-        .crossover = migration_fuzz_crossover,
-    });
-    fuzz_add_target(&(FuzzTarget) {
-        .name = "migration-file",
-        .description = "Fuzz the resume of a guest from a file",
-        .get_init_cmdline = fuzz_file_line,
-        .pre_fuzz = fuzz_before,
-        .fuzz = fuzz_one,
-        .crossover = migration_fuzz_crossover,
-    });
+}
+
+static void fuzz_register(void)
+{
+    fuzz_add("migration-source",
+             "Fuzz the source of a migration by its return path",
+             fuzz_source_line);
+    fuzz_add("migration-destination",
+             "Fuzz the destination of a migration by its stream",
+             fuzz_destination_line);
+    fuzz_add("migration-file", "Fuzz the resume of a guest from a file",
+             fuzz_file_line);
 }
 
 fuzz_target_init(fuzz_register);
