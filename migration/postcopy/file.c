@@ -65,6 +65,12 @@
  */
 #define AROUND_SIZE (16 * KiB)
 
+/*
+ * What the page cache gets, aligned, when a page that is missed has to be waited
+ * for: a disk needs hardly longer for it
+ */
+#define READ_AHEAD_SIZE (256 * KiB)
+
 /* For how long, in ns, pages that are missed belong to the working set */
 #define WORKING_SET_NS (3 * NANOSECONDS_PER_SECOND)
 
@@ -746,16 +752,20 @@ static size_t file_next(RAMBlock *rb, size_t end, size_t bit, bool received)
 
 /*
  * From @page on, so many small pages have not been received, and are all in the
- * file or all holes.  They end at @end, in bytes; the others follow later.
+ * file or all holes, unless the holes have been @cleared.  They end at @end, in
+ * bytes; the others follow later.
  */
 static unsigned file_run(PostcopyFileBlock *b, const PostcopyPage *page,
-                         ram_addr_t end)
+                         ram_addr_t end, bool cleared)
 {
     unsigned bits = qemu_target_page_bits();
     size_t first = page->start >> bits;
     size_t most = MIN(end, b->rb->postcopy_length) >> bits;
 
     most = file_next(b->rb, most, first, true);
+    if (cleared) {
+        return most - first;
+    }
     return (test_bit(first, b->bitmap) ?
             find_next_zero_bit(b->bitmap, most, first) :
             find_next_bit(b->bitmap, most, first)) - first;
@@ -763,22 +773,25 @@ static unsigned file_run(PostcopyFileBlock *b, const PostcopyPage *page,
 
 /*
  * Small pages from @start to @end, in bytes, of which some may have been
- * received; @data has what the file has of them
+ * received; @data has what the file has of them, and zeros for holes if those
+ * have been @cleared
  */
 static int file_place_parts(MigrationIncomingState *mis, PostcopyFileBlock *b,
-                            ram_addr_t start, ram_addr_t end, void *data)
+                            ram_addr_t start, ram_addr_t end, void *data,
+                            bool cleared)
 {
     ram_addr_t at = start;
     int ret = 0;
 
     while (at < end && !ret) {
         PostcopyPage page = postcopy_page(b->rb, at);
-        unsigned n = file_run(b, &page, MIN(at + PLACE_SIZE, end));
+        unsigned n = file_run(b, &page, MIN(at + PLACE_SIZE, end),
+                              cleared);
 
         if (n) {
             ret = postcopy_receive_pages(mis, &page, n,
-                                         file_is_hole(b, at) ? NULL :
-                                         data + (at - start), false);
+                                         !cleared && file_is_hole(b, at) ?
+                                         NULL : data + (at - start), false);
         }
         at += MAX(n, 1) * page.size;
     }
@@ -795,8 +808,10 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
 {
     PostcopyFileBlock *b = file_block(mis->postcopy->file, page->rb);
     ram_addr_t start = ROUND_DOWN(page->start, AROUND_SIZE);
+    unsigned bits = qemu_target_page_bits();
     g_autofree void *buffer = NULL;
     ram_addr_t end;
+    bool hole;
     int ret;
 
     if (!b) {
@@ -811,7 +826,15 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
     end = MIN(start + AROUND_SIZE, b->rb->postcopy_length);
     buffer = g_malloc(end - start);
     ret = file_read_pages(mis, b, start, end, buffer, wait);
-    return ret ?: file_place_parts(mis, b, start, end, buffer);
+    if (ret) {
+        return ret;
+    }
+    /* By one system call, whatever of them are holes */
+    hole = find_next_bit(b->bitmap, end >> bits, start >> bits) >= end >> bits;
+    if (!hole) {
+        file_clear_holes(b, start, end, buffer);
+    }
+    return file_place_parts(mis, b, start, end, buffer, !hole);
 }
 
 /*
@@ -964,9 +987,20 @@ static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
         ret = postcopy_receive_pages(mis, page, RUN_SIZE / page->size, buffer,
                                      true);
     } else if (!ret) {
-        ret = file_place_parts(mis, b, page->start, end, buffer);
+        ret = file_place_parts(mis, b, page->start, end, buffer, false);
     }
     return ret ?: end - page->start;
+}
+
+/* Begin to read what is around @start */
+static void file_read_ahead(struct PostcopyFile *file, PostcopyFileBlock *b,
+                            ram_addr_t start)
+{
+    ram_addr_t first = ROUND_DOWN(start, READ_AHEAD_SIZE);
+    ram_addr_t end = MIN(first + READ_AHEAD_SIZE, b->rb->postcopy_length);
+
+    posix_fadvise(file->fd, b->pages_offset + first, end - first,
+                  POSIX_FADV_WILLNEED);
 }
 
 /* While it is paused, and after an error, a recovery asks again */
@@ -978,6 +1012,9 @@ static void file_do_task(MigrationIncomingState *mis, const FileTask *task,
     ram_addr_t end = task->start + task->size;
 
     if (!task->size) {
+        if (b) {
+            file_read_ahead(mis->postcopy->file, b, task->start);
+        }
         file_place_requested(mis, &page, true);
     } else if (b) {
         /* Of huge pages, each is placed by itself */

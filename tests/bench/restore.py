@@ -8,11 +8,14 @@ turn:
   private   QEMU 10.0: the guest's memory is a private mapping of a file that was saved beside (x-ignore-shared)
   lazy      the guest runs, its memory is in the file (postcopy-ram): by userfaultfd
   exits     the same by vCPUs that read for themselves: TCG's exits, in the build for tests
-  set       as lazy, and what was missed in an earlier resume is read first
+  first     as lazy, and what is missed is written to a working set; the rest is not read meanwhile
+  set       as lazy, and what was missed in such a resume is read first
 With --read-ms, each read of what has not been read before takes longer, as from a disk. With --words, QEMU has
 these words more, in each way: '-overcommit mem-lock=on', for example; with --memory its backend: ',prealloc=on'.
 
-running: from migrate-incoming until the guest runs. work: from there until a thread of the guest has checked some 100
+running: from migrate-incoming until the guest runs. Its parts, by when they end: opened, the file has been; memory, it
+has been emptied and registered, and what is missing is known (not where all is read first); devices, they have been
+loaded. work: from there until a thread of the guest has checked some 100
 MiB of its memory. all: until all has been read. Missed pages, and how long threads waited for them together, are of the
 whole run, which ends when both are done; so is the processor time of QEMU. Prints a table, and writes
 build/reports/NAME.json.
@@ -39,14 +42,16 @@ EAGER, LAZY, PRIVATE = ("mapped-ram",), ("mapped-ram", "postcopy-ram"), ("x-igno
 EXITS = ("-global", "migration.postcopy-fault-exits=on")
 # QEMU, capabilities, words
 WAYS = {"stock": (STOCK, EAGER, ()), "eager": (FORK, EAGER, ()), "private": (STOCK, PRIVATE, ()),
-        "lazy": (FORK, LAZY, ()), "exits": (INJECT, LAZY, EXITS), "set": (FORK, LAZY, ())}
+        "lazy": (FORK, LAZY, ()), "exits": (INJECT, LAZY, EXITS), "first": (FORK, LAZY, ()),
+        "set": (FORK, LAZY, ())}
 TIMEOUT_S = 300
 # It is saved while it does the first part of the work, and does the others when it is resumed.
 WORK_MIB = 120
 WORK_PAGES = WORK_MIB * 256
 PARTS = 4
 REPORT_MS = 5
-SHOWN = (("running, ms", "running_ms", "{:.0f}"), ("work, ms", "work_ms", "{:.0f}"), ("all, ms", "all_ms", "{:.0f}"),
+SHOWN = (("running, ms", "running_ms", "{:.1f}"), ("opened", "opened_ms", "{:.1f}"), ("memory", "memory_ms", "{:.1f}"),
+         ("devices", "devices_ms", "{:.1f}"), ("work, ms", "work_ms", "{:.0f}"), ("all, ms", "all_ms", "{:.0f}"),
          ("processor, s", "processor_s", "{:.2f}"), ("missed pages", "missed_count", "{:.0f}"),
          ("waited, ms", "waited_ms", "{:.0f}"))
 
@@ -65,6 +70,7 @@ class LinuxMachine(Machine):
         self.memory_mb = memory_mb
         self.memory = f"{place.tmp}/memory"
         self.devices = f"{place.tmp}/devices"
+        self.set = f"{place.tmp}/set"
         super().__init__(place, memory_mb=memory_mb, machine="pc,memory-backend=ram", interval=REPORT_MS, writers=0,
                          computers=0, work=WORK_MIB,
                          # Without it, it runs when it is resumed, though it has been stopped
@@ -75,7 +81,7 @@ class LinuxMachine(Machine):
 
     def __exit__(self, *exception):
         super().__exit__(*exception)
-        self.lab.run(f"rm -f {self.memory} {self.devices} {self.lab.tmp}/set")
+        self.lab.run(f"rm -f {self.memory} {self.devices} {self.set}")
 
     def backend(self, kind, more=""):
         path = f",mem-path={self.memory}" * (kind == "file")
@@ -111,8 +117,12 @@ class LinuxMachine(Machine):
     def launch(self, way, read_us=0, name="destination", words=()):
         version, capabilities, more = WAYS[way]
         backend = self.backend("file" if way == "private" else "ram", self.words_of_memory)
-        if way == "set":
-            more = (*more, "-global", f"migration.restore-working-set={self.lab.tmp}/set")
+        if LAZY == capabilities:
+            more = (*more, "-trace", "postcopy_file_begin", "-msg", "timestamp=on")
+        if way == "first":
+            self.lab.run(f"rm -f {self.set}")
+        if way in ("first", "set"):
+            more = (*more, "-global", f"migration.restore-working-set={self.set}")
         slow = ("LD_PRELOAD=build/tests/slow-read.so", f"SLOW_READ_US={read_us}") if read_us else ()
         side = self.start_destination(version, [*backend, *more, *words, *self.words],
                                       ("env", "-u", "QEMU_INJECT", *slow), name)
@@ -166,8 +176,11 @@ class Resumed:
         """In the end; without what has not happened."""
         report, info = self.side.report(), self.side.cmd("query-migrate")
         assert not report.bad, report.bad
+        begun = re.search(r"@([0-9.]+):postcopy_file_begin", self.side.job.output)
         figures = {
-            "running_ms": self.at["RESUME"], "work_ms": self.at["work"],
+            "running_ms": self.at["RESUME"], "opened_ms": self.at["active"],
+            "memory_ms": float(begun[1]) * 1000 - self.start_us / 1000 if begun else 0,
+            "devices_ms": self.at.get("postcopy-active", self.at["RESUME"]), "work_ms": self.at["work"],
             "processor_s": self.side.cpu_seconds_of_all() - self.before_s,
             "missed_count": info.get("postcopy-faults", {}).get("requests", 0),
             "waited_ms": sum(info.get("postcopy-latency-dist") or []) * info.get("postcopy-latency", 0) / 1e6,
@@ -196,9 +209,8 @@ def measure(place, case, options):
                       mem=case["used_mib"], capabilities=["mapped-ram"]) as machine:
         machine.save_both()
         for ms, of in runs.items():
-            place.run(f"rm -f {place.tmp}/set")
             if "set" in of:
-                machine.resume("set", int(ms * 1000))      # makes it
+                machine.resume("first", int(ms * 1000))
             for n in range(options.rounds):
                 for way in list(of)[::-1 if n % 2 else 1]:
                     of[way].append(machine.resume(way, int(ms * 1000)))

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/uio.h>
@@ -17,28 +18,42 @@
 /* Which pages of any file have been read: there is one */
 static uint8_t cached[PAGES];
 
+static void fetch(off_t first, off_t end, const char *us)
+{
+    nanosleep(&(struct timespec) { .tv_nsec = atol(us) * 1000 }, NULL);
+    for (off_t page = first / PAGE; page * PAGE < end && page < PAGES; page++) {
+        cached[page] = 1;
+    }
+}
+
+static int lacks(off_t first, off_t end)
+{
+    for (off_t page = first / PAGE; page * PAGE < end && page < PAGES; page++) {
+        if (!cached[page]) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 /* Returns -1, with errno, if the read must not wait and would have to */
 static int wait_for(const struct iovec *iov, int count, off_t offset, int flags)
 {
     const char *us = getenv("SLOW_READ_US");
-    off_t first = offset / PAGE, end = offset;
-    int all = 1;
+    off_t end = offset;
 
     for (int i = 0; i < count; i++) {
         end += iov[i].iov_len;
     }
-    for (off_t page = first; page * PAGE < end && page < PAGES; page++) {
-        all &= cached[page];
-        cached[page] |= !(flags & RWF_NOWAIT);
-    }
-    if (all || !us) {
+    if (!us || !lacks(offset, end)) {
         return 0;
     }
     if (flags & RWF_NOWAIT) {
         errno = EAGAIN;
         return -1;
     }
-    return nanosleep(&(struct timespec) { .tv_nsec = atol(us) * 1000 }, NULL);
+    fetch(offset, end, us);
+    return 0;
 }
 
 ssize_t preadv64v2(int fd, const struct iovec *iov, int count, off_t offset, int flags)
@@ -55,4 +70,17 @@ ssize_t preadv64(int fd, const struct iovec *iov, int count, off_t offset)
 
     next = next ? next : dlsym(RTLD_NEXT, "preadv64");
     return wait_for(iov, count, offset, 0) ? -1 : next(fd, iov, count, offset);
+}
+
+/* The kernel's begins to read, and what follows waits: the same time, sooner */
+int posix_fadvise64(int fd, off_t offset, off_t size, int advice)
+{
+    static int (*next)(int, off_t, off_t, int);
+    const char *us = getenv("SLOW_READ_US");
+
+    next = next ? next : dlsym(RTLD_NEXT, "posix_fadvise64");
+    if (us && advice == POSIX_FADV_WILLNEED && lacks(offset, offset + size)) {
+        fetch(offset, offset + size, us);
+    }
+    return next(fd, offset, size, advice);
 }
