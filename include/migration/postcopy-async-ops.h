@@ -21,7 +21,7 @@
 typedef enum PostcopyAsyncRefusal {
     /* It can */
     POSTCOPY_ASYNC_CAN,
-    /* It was in its kernel, and has not asked to be told there */
+    /* It was in its kernel */
     POSTCOPY_ASYNC_KERNEL,
     /* An event is being delivered, or interrupts are off */
     POSTCOPY_ASYNC_EVENT,
@@ -51,11 +51,6 @@ typedef struct PostcopyAsyncOps {
      * @data: set to an address that announce() accesses if it can
      */
     PostcopyAsyncRefusal (*can)(CPUState *cpu, bool *halt, hwaddr *data);
-    /*
-     * After @can has returned POSTCOPY_ASYNC_EVENT: whether a guest that has
-     * asked to be told has missed the page in its kernel
-     */
-    bool (*in_kernel)(CPUState *cpu);
     /* After @can: tell it */
     PostcopyAsyncRefusal (*announce)(CPUState *cpu, uint32_t number);
     /* After @can: let the next KVM_RUN serve interrupts only, until a kick */

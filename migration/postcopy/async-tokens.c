@@ -9,14 +9,6 @@
 #include "qemu/queue.h"
 #include "async-tokens.h"
 
-static void postcopy_token_free(PostcopyToken *t)
-{
-    if (t->vcpu->halted == t) {
-        t->vcpu->halted = NULL;
-    }
-    t->state = POSTCOPY_TOKEN_FREE;
-}
-
 static void postcopy_token_ready(PostcopyToken *t)
 {
     PostcopyAsyncVCPU *v = t->vcpu;
@@ -45,22 +37,36 @@ static void postcopy_token_received(PostcopyWaiter *waiter)
         /* The vCPU's thread looks, after it has announced it or before */
         t->come = true;
         break;
-    case POSTCOPY_TOKEN_HALTED:
-        if (v->halted == t) {
-            postcopy_async_kick(v);
-        }
-        postcopy_token_free(t);
-        break;
     case POSTCOPY_TOKEN_ANNOUNCED:
         postcopy_token_ready(t);
         postcopy_async_kick(v);
         break;
     case POSTCOPY_TOKEN_GIVEN_UP:
-        postcopy_token_free(t);
+        t->state = POSTCOPY_TOKEN_FREE;
         break;
     default:
         g_assert_not_reached();
     }
+}
+
+static void postcopy_halt_free(PostcopyHalt *h)
+{
+    if (h->vcpu->halted == h) {
+        h->vcpu->halted = NULL;
+    }
+    h->host = NULL;
+}
+
+/* In the thread that has placed the page */
+static void postcopy_halt_received(PostcopyWaiter *waiter)
+{
+    PostcopyHalt *h = container_of(waiter, PostcopyHalt, waiter);
+
+    QEMU_LOCK_GUARD(&h->vcpu->lock);
+    if (h->vcpu->halted == h) {
+        postcopy_async_kick(h->vcpu);
+    }
+    postcopy_halt_free(h);
 }
 
 PostcopyAsyncVCPU *postcopy_async_vcpus_new(unsigned n)
@@ -76,6 +82,11 @@ PostcopyAsyncVCPU *postcopy_async_vcpus_new(unsigned n)
             postcopy_waiter_init(&v->tokens[j].waiter);
             v->tokens[j].waiter.come = postcopy_token_received;
             v->tokens[j].vcpu = v;
+        }
+        for (unsigned j = 0; j < POSTCOPY_ASYNC_HALTS; j++) {
+            postcopy_waiter_init(&v->halts[j].waiter);
+            v->halts[j].waiter.come = postcopy_halt_received;
+            v->halts[j].vcpu = v;
         }
     }
     return vcpus;
@@ -97,7 +108,7 @@ void postcopy_async_detach(PostcopyAsyncVCPU *v)
     postcopy_async_attach(v, 0, NULL, NULL);
 }
 
-PostcopyToken *postcopy_async_get(PostcopyAsyncVCPU *v, void *host)
+PostcopyToken *postcopy_async_get(PostcopyAsyncVCPU *v)
 {
     QEMU_LOCK_GUARD(&v->lock);
     for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
@@ -107,7 +118,6 @@ PostcopyToken *postcopy_async_get(PostcopyAsyncVCPU *v, void *host)
         if (t->state == POSTCOPY_TOKEN_FREE) {
             t->state = POSTCOPY_TOKEN_ASKED;
             t->come = false;
-            t->host = host;
             t->number = (uint32_t)v->generation << 30 | index << 24 |
                         v->id << 12 | 0xfff;
             v->hint = (index + 1) % POSTCOPY_ASYNC_TOKENS;
@@ -122,13 +132,7 @@ void postcopy_async_put(PostcopyToken *t)
 {
     QEMU_LOCK_GUARD(&t->vcpu->lock);
     assert(t->state == POSTCOPY_TOKEN_ASKED);
-    postcopy_token_free(t);
-}
-
-bool postcopy_async_come(PostcopyToken *t)
-{
-    QEMU_LOCK_GUARD(&t->vcpu->lock);
-    return t->come;
+    t->state = POSTCOPY_TOKEN_FREE;
 }
 
 void postcopy_async_announced(PostcopyToken *t, bool told)
@@ -146,7 +150,7 @@ void postcopy_async_announced(PostcopyToken *t, bool told)
             postcopy_token_ready(t);
         }
     } else if (t->come) {
-        postcopy_token_free(t);
+        t->state = POSTCOPY_TOKEN_FREE;
     } else {
         t->state = POSTCOPY_TOKEN_GIVEN_UP;
     }
@@ -166,7 +170,7 @@ bool postcopy_async_withdraw(PostcopyAsyncVCPU *v, uint32_t number)
         } else if (t->state == POSTCOPY_TOKEN_READY) {
             QSIMPLEQ_REMOVE(&v->ready, t, PostcopyToken, next);
             qatomic_set(&v->pending, !QSIMPLEQ_EMPTY(&v->ready));
-            postcopy_token_free(t);
+            t->state = POSTCOPY_TOKEN_FREE;
         } else {
             return false;
         }
@@ -177,37 +181,39 @@ bool postcopy_async_withdraw(PostcopyAsyncVCPU *v, uint32_t number)
     return false;
 }
 
-bool postcopy_async_halt(PostcopyToken *t)
+PostcopyHalt *postcopy_async_halt(PostcopyAsyncVCPU *v, void *host, bool *anew)
 {
-    PostcopyAsyncVCPU *v = t->vcpu;
+    PostcopyHalt *free = NULL;
 
     QEMU_LOCK_GUARD(&v->lock);
-    if (t->state == POSTCOPY_TOKEN_ASKED) {
-        if (t->come) {
-            postcopy_token_free(t);
-            return false;
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_HALTS; i++) {
+        PostcopyHalt *h = &v->halts[i];
+
+        if (h->host == host) {
+            *anew = false;
+            return v->halted = h;
         }
-        t->state = POSTCOPY_TOKEN_HALTED;
-        v->counts.halts++;
-    } else if (t->state != POSTCOPY_TOKEN_HALTED) {
-        /* It came since postcopy_async_halted() */
-        return false;
+        free = h->host ? free : h;
     }
-    v->halted = t;
-    return true;
+    if (free) {
+        *anew = true;
+        free->host = host;
+        v->halted = free;
+    }
+    return free;
 }
 
-PostcopyToken *postcopy_async_halted(PostcopyAsyncVCPU *v, void *host)
+void postcopy_async_halt_put(PostcopyHalt *h)
 {
-    QEMU_LOCK_GUARD(&v->lock);
-    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
-        PostcopyToken *t = &v->tokens[i];
+    QEMU_LOCK_GUARD(&h->vcpu->lock);
+    postcopy_halt_free(h);
+}
 
-        if (t->state == POSTCOPY_TOKEN_HALTED && t->host == host) {
-            return t;
-        }
-    }
-    return NULL;
+bool postcopy_async_halting(PostcopyHalt *h)
+{
+    QEMU_LOCK_GUARD(&h->vcpu->lock);
+    h->vcpu->counts.halts += h->host != NULL;
+    return h->host;
 }
 
 bool postcopy_async_pending(PostcopyAsyncVCPU *v)
@@ -230,7 +236,7 @@ void postcopy_async_slot_busy(PostcopyAsyncVCPU *v)
 static void postcopy_async_free_sent(PostcopyAsyncVCPU *v)
 {
     if (v->sent) {
-        postcopy_token_free(v->sent);
+        v->sent->state = POSTCOPY_TOKEN_FREE;
         v->sent = NULL;
         v->outstanding--;
     }
@@ -273,10 +279,10 @@ void postcopy_async_forget(PostcopyAsyncVCPU *v)
             break;
         case POSTCOPY_TOKEN_READY:
             v->counts.forgotten++;
-            postcopy_token_free(t);
+            t->state = POSTCOPY_TOKEN_FREE;
             break;
         case POSTCOPY_TOKEN_SENT:
-            postcopy_token_free(t);
+            t->state = POSTCOPY_TOKEN_FREE;
             break;
         default:
             break;
@@ -299,6 +305,11 @@ bool postcopy_async_idle(PostcopyAsyncVCPU *v)
     QEMU_LOCK_GUARD(&v->lock);
     for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
         if (v->tokens[i].state != POSTCOPY_TOKEN_FREE) {
+            return false;
+        }
+    }
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_HALTS; i++) {
+        if (v->halts[i].host) {
             return false;
         }
     }

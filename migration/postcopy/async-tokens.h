@@ -15,16 +15,15 @@
  * that stands for the page ("announced"), puts the task that missed it to
  * sleep, and runs another one.  When the page has come, the guest is told the
  * token once more ("sent"), takes it, and wakes the task.  Or else the vCPU is
- * halted and serves interrupts until the page has come.
+ * halted and serves interrupts until the page has come: that takes no token.
  *
  * This is the part that knows neither KVM nor the guest: which vCPU waits for
  * which page, and what it has been told.  A deliverer tells it.
  *
  *     get --> ASKED --> ANNOUNCED --> READY --> SENT --> free
- *               |           |           |         |
- *               |           +-----------+---------+--> forget: the guest does
- *               |                                      not know it any more
- *               +--> halted until the page has come --> free
+ *                           |           |         |
+ *                           +-----------+---------+--> forget: the guest does
+ *                                                      not know it any more
  *
  * No token is ever sent that was not announced, or twice.  A token's number
  * is given away anew only when the guest has taken it or forgotten it.
@@ -32,13 +31,13 @@
 
 /* For each vCPU; as many as KVM's own has */
 #define POSTCOPY_ASYNC_TOKENS 64
+/* Interrupts may lead from one halt to the next, as many as there are tasks */
+#define POSTCOPY_ASYNC_HALTS 64
 
 typedef enum PostcopyTokenState {
     POSTCOPY_TOKEN_FREE,
     /* The page was asked for, or is about to be; the guest knows nothing */
     POSTCOPY_TOKEN_ASKED,
-    /* The vCPU is halted, or serves an interrupt, until the page has come */
-    POSTCOPY_TOKEN_HALTED,
     /* The guest knows that the page is missing */
     POSTCOPY_TOKEN_ANNOUNCED,
     /* The page has come, and the guest does not know it */
@@ -53,8 +52,6 @@ typedef struct PostcopyToken {
     /* Passed to postcopy_request_begin(); constant */
     PostcopyWaiter waiter;
     PostcopyAsyncVCPU *vcpu;
-    /* Of the page; constant while not free */
-    void *host;
     /* What the guest is told */
     uint32_t number;
     /* Under the vCPU's lock, with next */
@@ -63,6 +60,15 @@ typedef struct PostcopyToken {
     bool come;
     QSIMPLEQ_ENTRY(PostcopyToken) next;
 } PostcopyToken;
+
+/* A page for which the vCPU is halted, or would be but for an interrupt */
+typedef struct PostcopyHalt {
+    /* As a token's */
+    PostcopyWaiter waiter;
+    PostcopyAsyncVCPU *vcpu;
+    /* Of the page; NULL: free.  Under the vCPU's lock. */
+    void *host;
+} PostcopyHalt;
 
 typedef struct PostcopyAsyncCounts {
     /* Missing pages that the guest was told of */
@@ -92,7 +98,7 @@ struct PostcopyAsyncVCPU {
     /* In the guest's slot, or NULL.  Under the lock. */
     PostcopyToken *sent;
     /* What it was halted for the last time, or NULL.  Under the lock. */
-    PostcopyToken *halted;
+    PostcopyHalt *halted;
     /* Announced, ready or sent.  Under the lock. */
     unsigned outstanding;
     /* ready is not empty.  Written under the lock, read by the vCPU without */
@@ -103,6 +109,7 @@ struct PostcopyAsyncVCPU {
     /* Under the lock */
     PostcopyAsyncCounts counts;
     PostcopyToken tokens[POSTCOPY_ASYNC_TOKENS];
+    PostcopyHalt halts[POSTCOPY_ASYNC_HALTS];
 };
 
 /* Never freed: pages may come at any time */
@@ -121,12 +128,9 @@ void postcopy_async_attach(PostcopyAsyncVCPU *v, unsigned id,
                            void (*kick)(void *opaque), void *opaque);
 
 /* A token for a page that is about to be asked for, or NULL */
-PostcopyToken *postcopy_async_get(PostcopyAsyncVCPU *v, void *host);
+PostcopyToken *postcopy_async_get(PostcopyAsyncVCPU *v);
 /* Give it back: nobody waits by it */
 void postcopy_async_put(PostcopyToken *t);
-
-/* Whether the page of a POSTCOPY_TOKEN_ASKED has come already */
-bool postcopy_async_come(PostcopyToken *t);
 
 /**
  * postcopy_async_announced: the guest was told, or could not be told
@@ -138,16 +142,25 @@ void postcopy_async_announced(PostcopyToken *t, bool told);
 /**
  * postcopy_async_halt: the vCPU is about to be halted until the page comes
  *
- * From here on it is kicked when the page has come.  Returns false if it has:
- * the token is free.
+ * @host: of the page
+ * @anew: set to whether it is to be asked for by the halt's waiter; not if an
+ *        interrupt has ended a halt for it
+ *
+ * From then on it is kicked when the page comes, if it is the last one for which
+ * this was called.  NULL: it is halted for too many.
  */
-bool postcopy_async_halt(PostcopyToken *t);
-/* The token of a wait for @host that an interrupt ended, or NULL */
-PostcopyToken *postcopy_async_halted(PostcopyAsyncVCPU *v, void *host);
+PostcopyHalt *postcopy_async_halt(PostcopyAsyncVCPU *v, void *host, bool *anew);
+/* Give it back: the page has been received, and nobody waits by it */
+void postcopy_async_halt_put(PostcopyHalt *h);
+/* Whether its page has not come yet; if so, the halt is counted */
+bool postcopy_async_halting(PostcopyHalt *h);
 
 void postcopy_async_refused(PostcopyAsyncVCPU *v, PostcopyAsyncRefusal why);
 
-/* Whether all tokens are free: none is about to be announced.  Any thread. */
+/*
+ * Whether all tokens are free, none is about to be announced, and the vCPU is
+ * halted for no page.  Any thread.
+ */
 bool postcopy_async_idle(PostcopyAsyncVCPU *v);
 /* Add to @stats.  Any thread. */
 void postcopy_async_count(PostcopyAsyncVCPU *v, PostcopyAsyncStats *stats);

@@ -174,15 +174,57 @@ bool postcopy_async_is_ram(hwaddr address, hwaddr size)
            len == size;
 }
 
+/* POSTCOPY_ASYNC_CAN: enter the guest, which knows, or misses it no more */
+static PostcopyAsyncRefusal async_announce(CPUState *cpu, PostcopyAsyncVCPU *v,
+                                           const PostcopyPage *page)
+{
+    PostcopyToken *t = postcopy_async_get(v);
+    PostcopyAsyncRefusal why;
+
+    if (!t) {
+        return POSTCOPY_ASYNC_BUSY;
+    }
+    if (postcopy_fault_begin(cpu, page, &t->waiter, POSTCOPY_SEND_DEFERRED) ==
+        POSTCOPY_PAGE_RECEIVED) {
+        postcopy_async_put(t);
+        return POSTCOPY_ASYNC_CAN;
+    }
+    why = async_ops->announce(cpu, t->number);
+    postcopy_async_announced(t, why == POSTCOPY_ASYNC_CAN);
+    if (why == POSTCOPY_ASYNC_CAN) {
+        trace_postcopy_async_announced(cpu->cpu_index, t->number,
+                                       qemu_ram_get_idstr(page->rb),
+                                       page->start);
+        migration_inject_hold("async-announced");
+    }
+    return why;
+}
+
+/*
+ * Whether the guest is to be entered, until the page comes.  @anew: it was not
+ * asked for, by postcopy_async_halt().
+ */
+static bool async_halt(CPUState *cpu, const PostcopyPage *page, PostcopyHalt *h,
+                       bool anew)
+{
+    if (anew && postcopy_fault_begin(cpu, page, &h->waiter,
+                                     POSTCOPY_SEND_AROUND) ==
+        POSTCOPY_PAGE_RECEIVED) {
+        postcopy_async_halt_put(h);
+        return false;
+    }
+    /* In this order: a page that comes from now on ends the halt */
+    return !postcopy_async_halting(h) || async_ops->halt(cpu);
+}
+
 static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
 {
     struct PostcopyAsync *a = async_get();
     PostcopyAsyncVCPU *v;
-    PostcopyToken *t;
     PostcopyAsyncRefusal why;
+    PostcopyHalt *h = NULL;
     hwaddr data = 0;
-    bool halt = false, around;
-    void *host = page->host;
+    bool halt = false, anew = true;
 
     if (!a || qatomic_read(&a->state) != ASYNC_RUNNING ||
         async_received(page)) {
@@ -201,65 +243,21 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
         return POSTCOPY_FAULT_WAIT_FOR_ANOTHER;
     }
 
-    around = why == POSTCOPY_ASYNC_KERNEL ||
-             (why == POSTCOPY_ASYNC_EVENT && async_ops->in_kernel(cpu));
-    t = postcopy_async_halted(v, host);
-    if (t) {
-        /* Back from an interrupt */
-        if (!halt) {
-            return POSTCOPY_FAULT_WAIT;
-        }
-        goto halted;
-    }
-    if (why != POSTCOPY_ASYNC_CAN && !halt) {
-        goto refused;
-    }
-    t = postcopy_async_get(v, host);
-    if (!t) {
-        why = POSTCOPY_ASYNC_BUSY;
-        goto refused;
-    }
-    if (postcopy_fault_begin(cpu, page, &t->waiter,
-                             why == POSTCOPY_ASYNC_CAN ? POSTCOPY_SEND_DEFERRED
-                             : around ? POSTCOPY_SEND_AROUND
-                             : POSTCOPY_SEND_NOW) == POSTCOPY_PAGE_RECEIVED) {
-        postcopy_async_put(t);
-        return POSTCOPY_FAULT_WAIT;
-    }
-
     if (why == POSTCOPY_ASYNC_CAN) {
-        if (postcopy_async_come(t)) {
-            postcopy_async_announced(t, false);
-            return POSTCOPY_FAULT_ENTER;
-        }
-        why = async_ops->announce(cpu, t->number);
+        why = async_announce(cpu, v, page);
         if (why == POSTCOPY_ASYNC_CAN) {
-            trace_postcopy_async_announced(cpu->cpu_index, t->number,
-                                           qemu_ram_get_idstr(page->rb),
-                                           page->start);
-            postcopy_async_announced(t, true);
-            migration_inject_hold("async-announced");
             return POSTCOPY_FAULT_ENTER;
         }
-        if (!halt) {
-            postcopy_async_announced(t, false);
-            goto refused;
-        }
     }
-    trace_postcopy_async_refused(cpu->cpu_index, why, halt);
-    postcopy_async_refused(v, why);
-
-halted:
-    /* In this order: a page that comes from now on ends the halt */
-    if (!postcopy_async_halt(t)) {
-        return POSTCOPY_FAULT_ENTER;
+    if (halt) {
+        h = postcopy_async_halt(v, page->host, &anew);
     }
-    return async_ops->halt(cpu) ? POSTCOPY_FAULT_ENTER : POSTCOPY_FAULT_WAIT;
-
-refused:
-    trace_postcopy_async_refused(cpu->cpu_index, why, halt);
-    postcopy_async_refused(v, why);
-    return around ? POSTCOPY_FAULT_WAIT_AROUND : POSTCOPY_FAULT_WAIT;
+    if (anew) {
+        trace_postcopy_async_refused(cpu->cpu_index, why, halt);
+        postcopy_async_refused(v, why);
+    }
+    return h && async_halt(cpu, page, h, anew) ? POSTCOPY_FAULT_ENTER
+                                               : POSTCOPY_FAULT_WAIT_AROUND;
 }
 
 PostcopyFaultResult postcopy_async_fault(CPUState *cpu, PostcopyPage *page)

@@ -126,15 +126,6 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     return POSTCOPY_ASYNC_CAN;
 }
 
-static bool async_pf_in_kernel(CPUState *cs)
-{
-    uint64_t pstate;
-
-    return ARM_CPU(cs)->async_pf.enabled &&
-           !kvm_get_one_reg(cs, CORE_REG(regs.pstate), &pstate) &&
-           (pstate & PSTATE_M) != PSTATE_MODE_EL0t;
-}
-
 /* The handler of the event before this one has read what is overwritten */
 static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 {
@@ -295,7 +286,6 @@ static const PostcopyAsyncOps async_pf_ops = {
     .start = async_pf_start,
     .id = async_pf_id,
     .can = async_pf_can,
-    .in_kernel = async_pf_in_kernel,
     .announce = async_pf_announce,
     .halt = async_pf_suspend,
 };

@@ -416,15 +416,25 @@ static int64_t sdei_result(Sdei *s, SdeiPE *pe, uint32_t function,
     }
 }
 
-void sdei_call(Sdei *s, SdeiPE *pe, uint32_t function, SdeiRegs *regs)
+static bool sdei_is_shared(const Sdei *s, uint32_t number)
 {
+    int event = sdei_find(s, number);
+
+    return event >= 0 && s->event[event].shared;
+}
+
+bool sdei_call(Sdei *s, SdeiPE *pe, uint32_t function, SdeiRegs *regs)
+{
+    SdeiContext *context = sdei_current(pe);
+
     switch (function) {
     case SDEI_EVENT_COMPLETE:
     case SDEI_EVENT_COMPLETE_AND_RESUME:
         sdei_complete(pe, function == SDEI_EVENT_COMPLETE_AND_RESUME, regs);
-        break;
+        return context && sdei_is_shared(s, context->event);
     default:
         regs->x[0] = sdei_result(s, pe, function, regs->x + 1);
-        break;
+        return function == SDEI_EVENT_SIGNAL ||
+               (function == SDEI_EVENT_ENABLE && sdei_is_shared(s, regs->x[1]));
     }
 }

@@ -166,8 +166,9 @@ int sdei_deliver(Sdei *s, SdeiPE *pe, SdeiRegs *regs);
  * sdei_call: @pe has called @function, with parameters in x1 to x5
  * @regs: of @pe, changed to those with which it goes on
  *
- * Other PEs may have something to take after that: see sdei_next().
+ * Returns whether other PEs may have something to take that they could not
+ * before: see sdei_next().  @pe itself may in any case.
  */
-void sdei_call(Sdei *s, SdeiPE *pe, uint32_t function, SdeiRegs *regs);
+bool sdei_call(Sdei *s, SdeiPE *pe, uint32_t function, SdeiRegs *regs);
 
 #endif

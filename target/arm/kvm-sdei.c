@@ -43,8 +43,9 @@ static const SdeiEvent kvm_arm_sdei_events[] = {
 /*
  * Of the VM, with each vCPU's SdeiPE: used with the lock held, but for streams,
  * which are written and read while no vCPU runs.  The lock is taken after the
- * BQL, and nothing is waited for with it.  A vCPU's registers are changed by
- * its own thread alone.
+ * BQL, and no system call is made with it.  A vCPU's registers are read before it
+ * and changed after it, by the vCPU's own thread alone: what another PE makes
+ * pending meanwhile is delivered by a kick.
  */
 typedef struct KVMArmSdei {
     QemuMutex lock;
@@ -150,22 +151,38 @@ static int kvm_arm_sdei_set_regs(ARMCPU *cpu, const SdeiRegs *was,
 
 /* Delivery */
 
-/* In the vCPU's thread, with the lock.  Returns -errno, and has said why. */
+static bool kvm_arm_sdei_has_next(ARMCPU *cpu)
+{
+    QEMU_LOCK_GUARD(&sdei.lock);
+    return sdei_next(&sdei.state, cpu->sdei) >= 0;
+}
+
+/* In the vCPU's thread, without the lock */
+static int kvm_arm_sdei_delivered(ARMCPU *cpu, int event, const SdeiRegs *was,
+                                  const SdeiRegs *regs)
+{
+    trace_kvm_arm_sdei_deliver(CPU(cpu)->cpu_index,
+                               sdei.state.event[event].number, was->pc,
+                               was->pstate, regs->pc);
+    return kvm_arm_sdei_set_regs(cpu, was, regs);
+}
+
+/* The same.  Returns -errno, and has said why. */
 static int kvm_arm_sdei_deliver(ARMCPU *cpu)
 {
     SdeiRegs was, regs;
     int event;
 
-    if (sdei_next(&sdei.state, cpu->sdei) < 0) {
+    if (!kvm_arm_sdei_has_next(cpu)) {
         return 0;
     }
     kvm_arm_sdei_get_regs(cpu, &was);
     regs = was;
-    event = sdei_deliver(&sdei.state, cpu->sdei, &regs);
-    trace_kvm_arm_sdei_deliver(CPU(cpu)->cpu_index,
-                               sdei.state.event[event].number, was.pc,
-                               was.pstate, regs.pc);
-    return kvm_arm_sdei_set_regs(cpu, &was, &regs);
+    WITH_QEMU_LOCK_GUARD(&sdei.lock) {
+        event = sdei_deliver(&sdei.state, cpu->sdei, &regs);
+    }
+    /* Another PE may have taken it meanwhile */
+    return event < 0 ? 0 : kvm_arm_sdei_delivered(cpu, event, &was, &regs);
 }
 
 static bool kvm_arm_sdei_is_on(CPUState *cs)
@@ -176,15 +193,18 @@ static bool kvm_arm_sdei_is_on(CPUState *cs)
            state.mp_state != KVM_MP_STATE_STOPPED;
 }
 
+static void kvm_arm_sdei_kick(void);
+
 /* In the vCPU's thread, with the BQL */
 static void kvm_arm_sdei_work(CPUState *cs, run_on_cpu_data data)
 {
     ARMCPU *cpu = ARM_CPU(cs);
 
-    QEMU_LOCK_GUARD(&sdei.lock);
-    cpu->sdei->kicked = false;
+    WITH_QEMU_LOCK_GUARD(&sdei.lock) {
+        cpu->sdei->kicked = false;
+    }
     /* When the VM goes on, this is asked for again */
-    if (!runstate_is_running() || sdei_next(&sdei.state, cpu->sdei) < 0) {
+    if (!runstate_is_running() || !kvm_arm_sdei_has_next(cpu)) {
         return;
     }
     /*
@@ -192,7 +212,10 @@ static void kvm_arm_sdei_work(CPUState *cs, run_on_cpu_data data)
      * as after a reset.
      */
     if (!kvm_arm_sdei_is_on(cs)) {
+        QEMU_LOCK_GUARD(&sdei.lock);
         sdei_reset_pe(cpu->sdei);
+        /* Another one can take a shared event that it had */
+        kvm_arm_sdei_kick();
         return;
     }
     if (cs->vcpu_dirty) {
@@ -260,16 +283,22 @@ bool kvm_arm_sdei_is_registered(ARMCPU *cpu, uint32_t number)
 bool kvm_arm_sdei_take(ARMCPU *cpu, uint32_t number)
 {
     int event = sdei_find(&sdei.state, number);
+    SdeiRegs was, regs;
 
     g_assert(event >= 0);
-    QEMU_LOCK_GUARD(&sdei.lock);
-    if (sdei_next(&sdei.state, cpu->sdei) >= 0 ||
-        !sdei_could_take(&sdei.state, cpu->sdei, event)) {
-        return false;
+    kvm_arm_sdei_get_regs(cpu, &was);
+    regs = was;
+    /* Now, or not at all: another event could be the next one otherwise */
+    WITH_QEMU_LOCK_GUARD(&sdei.lock) {
+        if (sdei_next(&sdei.state, cpu->sdei) >= 0 ||
+            !sdei_could_take(&sdei.state, cpu->sdei, event)) {
+            return false;
+        }
+        sdei_make_pending(&sdei.state, cpu->sdei, event);
+        sdei_deliver(&sdei.state, cpu->sdei, &regs);
     }
-    sdei_make_pending(&sdei.state, cpu->sdei, event);
     /* EL1's PSTATE is not refused */
-    kvm_arm_sdei_deliver(cpu);
+    kvm_arm_sdei_delivered(cpu, event, &was, &regs);
     return true;
 }
 
@@ -301,15 +330,14 @@ int kvm_arm_sdei_exit(ARMCPU *cpu, const struct kvm_run *run)
         kvm_arm_sdei_get_gprs(cpu, &was, 6);
     }
     regs = was;
-    QEMU_LOCK_GUARD(&sdei.lock);
-    sdei_call(&sdei.state, cpu->sdei, function, &regs);
+    WITH_QEMU_LOCK_GUARD(&sdei.lock) {
+        if (sdei_call(&sdei.state, cpu->sdei, function, &regs)) {
+            kvm_arm_sdei_kick();
+        }
+    }
     trace_kvm_arm_sdei_call(CPU(cpu)->cpu_index, function, was.x[1], regs.x[0]);
     ret = kvm_arm_sdei_set_regs(cpu, &was, &regs);
-    if (!ret) {
-        ret = kvm_arm_sdei_deliver(cpu);
-    }
-    kvm_arm_sdei_kick();
-    return ret;
+    return ret ?: kvm_arm_sdei_deliver(cpu);
 }
 
 /* Start and reset */

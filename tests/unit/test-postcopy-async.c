@@ -16,10 +16,10 @@
 #include "postcopy-common.h"
 
 static PostcopyPageState begin(PostcopyRequests *r, unsigned n,
-                               PostcopyToken *t)
+                               PostcopyWaiter *waiter)
 {
     PostcopyPage page = page_of(n);
-    PostcopyFault fault = { .cpu = 0, .waiter = &t->waiter };
+    PostcopyFault fault = { .cpu = 0, .waiter = waiter };
 
     return postcopy_request_begin(r, &page, &fault);
 }
@@ -51,6 +51,7 @@ static void fixture_end(Fixture *f, gconstpointer data)
     for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
         g_assert_cmpint(f->v->tokens[i].state, ==, POSTCOPY_TOKEN_FREE);
     }
+    g_assert_true(postcopy_async_idle(f->v));
     postcopy_requests_free(f->r);
     /* Vcpus live for ever; not so those of a test */
     g_free(f->v);
@@ -58,10 +59,10 @@ static void fixture_end(Fixture *f, gconstpointer data)
 
 static PostcopyToken *ask(Fixture *f, unsigned page)
 {
-    PostcopyToken *t = postcopy_async_get(f->v, host_memory + page * PAGE);
+    PostcopyToken *t = postcopy_async_get(f->v);
 
     g_assert(t);
-    g_assert_cmpint(begin(f->r, page, t), !=, POSTCOPY_PAGE_RECEIVED);
+    g_assert_cmpint(begin(f->r, page, &t->waiter), !=, POSTCOPY_PAGE_RECEIVED);
     return t;
 }
 
@@ -115,9 +116,7 @@ static void test_page_comes_before(Fixture *f, gconstpointer data)
 {
     PostcopyToken *t = ask(f, 1);
 
-    g_assert_false(postcopy_async_come(t));
     complete(f->r, 1);
-    g_assert_true(postcopy_async_come(t));
     postcopy_async_announced(t, false);
     g_assert_cmpuint(f->kicks, ==, 0);
     no_token_is_sent(f);
@@ -128,7 +127,6 @@ static void test_page_comes_while_it_is_announced(Fixture *f,
 {
     PostcopyToken *t = ask(f, 1);
 
-    g_assert_false(postcopy_async_come(t));
     /* All pages have come, but nothing may end yet */
     g_assert_cmpuint(outstanding(f->v), ==, 0);
     g_assert_false(postcopy_async_idle(f->v));
@@ -183,8 +181,8 @@ static void test_page_was_received(Fixture *f, gconstpointer data)
     PostcopyToken *t;
 
     complete(f->r, 1);
-    t = postcopy_async_get(f->v, host_memory + PAGE);
-    g_assert_cmpint(begin(f->r, 1, t), ==, POSTCOPY_PAGE_RECEIVED);
+    t = postcopy_async_get(f->v);
+    g_assert_cmpint(begin(f->r, 1, &t->waiter), ==, POSTCOPY_PAGE_RECEIVED);
     postcopy_async_put(t);
 }
 
@@ -237,7 +235,7 @@ static void test_numbers(Fixture *f, gconstpointer data)
             g_assert_cmphex(n, !=, UINT32_MAX);
             g_assert_true(g_hash_table_add(numbers, GUINT_TO_POINTER(n)));
         }
-        g_assert_null(postcopy_async_get(f->v, host_memory));
+        g_assert_null(postcopy_async_get(f->v));
         for (unsigned j = 0; j < POSTCOPY_ASYNC_TOKENS; j++) {
             PostcopyToken *t = &f->v->tokens[j];
 
@@ -286,38 +284,80 @@ static void test_detach(Fixture *f, gconstpointer data)
     no_token_is_sent(f);
 }
 
+static PostcopyHalt *halt(Fixture *f, unsigned page, bool anew)
+{
+    bool is_anew;
+    PostcopyHalt *h = postcopy_async_halt(f->v, host_memory + page * PAGE,
+                                          &is_anew);
+
+    g_assert(h);
+    g_assert(anew == is_anew);
+    if (anew) {
+        g_assert_cmpint(begin(f->r, page, &h->waiter), !=,
+                        POSTCOPY_PAGE_RECEIVED);
+    }
+    return h;
+}
+
 static void test_halt(Fixture *f, gconstpointer data)
 {
-    PostcopyToken *t = ask(f, 1), *other;
+    PostcopyHalt *h = halt(f, 1, true);
 
-    g_assert_true(postcopy_async_halt(t));
-    g_assert_null(postcopy_async_halted(f->v, host_memory));
-    /* After an interrupt */
-    g_assert_true(postcopy_async_halted(f->v, host_memory + PAGE) == t);
-    g_assert_true(postcopy_async_halt(t));
-
-    /* The interrupt's handler misses another page, which comes later */
-    other = ask(f, 2);
-    g_assert_true(postcopy_async_halt(other));
+    g_assert_true(postcopy_async_halting(h));
+    /* After an interrupt, whose handler misses another page, which comes later */
+    g_assert(halt(f, 1, false) == h);
+    g_assert_true(postcopy_async_halting(halt(f, 2, true)));
     complete(f->r, 1);
     g_assert_cmpuint(f->kicks, ==, 0);
     complete(f->r, 2);
     g_assert_cmpuint(f->kicks, ==, 1);
-    g_assert_null(postcopy_async_halted(f->v, host_memory + PAGE));
     no_token_is_sent(f);
 
     /* The page comes before */
-    t = ask(f, 3);
+    h = halt(f, 3, true);
     complete(f->r, 3);
-    g_assert_false(postcopy_async_halt(t));
-    g_assert_cmpuint(f->kicks, ==, 1);
+    g_assert_false(postcopy_async_halting(h));
 
     /* A reset does not forget that it must be kicked */
-    t = ask(f, 4);
-    g_assert_true(postcopy_async_halt(t));
+    f->kicks = 0;
+    g_assert_true(postcopy_async_halting(halt(f, 4, true)));
     postcopy_async_forget(f->v);
     complete(f->r, 4);
-    g_assert_cmpuint(f->kicks, ==, 2);
+    g_assert_cmpuint(f->kicks, ==, 1);
+}
+
+/* A halt takes no token, and the guest can be told of its page later */
+static void test_halt_and_tokens(Fixture *f, gconstpointer data)
+{
+    uint32_t number;
+
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
+        announce(f, i);
+    }
+    g_assert_null(postcopy_async_get(f->v));
+    g_assert_true(postcopy_async_halting(halt(f, 64, true)));
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
+        complete(f->r, i);
+        send_and_take(f, postcopy_async_next(f->v));
+    }
+    g_assert_cmpuint(f->kicks, ==, POSTCOPY_ASYNC_TOKENS);
+    number = announce(f, 64);
+    g_assert_false(postcopy_async_idle(f->v));
+    complete(f->r, 64);
+    send_and_take(f, number);
+
+    /* There is an end to it */
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_HALTS; i++) {
+        bool anew;
+
+        halt(f, 100 + i, true);
+        if (i == POSTCOPY_ASYNC_HALTS - 1) {
+            g_assert_null(postcopy_async_halt(f->v, host_memory, &anew));
+        }
+    }
+    for (unsigned i = 0; i < POSTCOPY_ASYNC_HALTS; i++) {
+        complete(f->r, 100 + i);
+    }
 }
 
 /*
@@ -378,8 +418,9 @@ static void *guest_thread(void *opaque)
     for (unsigned i = 0; i < PAGES / 2; i++) {
         unsigned page = (i * 7 + g->index * 1021) % PAGES;
         PostcopyPageState state;
-        PostcopyToken *t;
-        bool halt = i % 5 == 0;
+        PostcopyToken *t = NULL;
+        PostcopyHalt *h = NULL;
+        bool halt = i % 5 == 0, anew;
 
         run_guest(g);
         if (i % 97 == 96) {
@@ -388,14 +429,24 @@ static void *guest_thread(void *opaque)
             g->slot = 0;
             postcopy_async_forget(g->v);
         }
-        t = postcopy_async_get(g->v, host_memory + page * PAGE);
-        if (!t) {
+        if (halt) {
+            qemu_event_reset(&g->kicked);
+            h = postcopy_async_halt(g->v, host_memory + page * PAGE, &anew);
+            g_assert_true(h && anew);
+        } else {
+            t = postcopy_async_get(g->v);
+        }
+        if (!t && !h) {
             g_usleep(10);
             continue;
         }
-        state = begin(g->r, page, t);
+        state = begin(g->r, page, h ? &h->waiter : &t->waiter);
         if (state == POSTCOPY_PAGE_RECEIVED) {
-            postcopy_async_put(t);
+            if (h) {
+                postcopy_async_halt_put(h);
+            } else {
+                postcopy_async_put(t);
+            }
             continue;
         }
         if (state == POSTCOPY_PAGE_REQUEST) {
@@ -403,15 +454,10 @@ static void *guest_thread(void *opaque)
         }
         qemu_event_set(&asked_event);
         if (halt) {
-            qemu_event_reset(&g->kicked);
-            if (postcopy_async_halt(t)) {
+            if (postcopy_async_halting(h)) {
                 g->halts++;
                 qemu_event_wait(&g->kicked);
             }
-            continue;
-        }
-        if (postcopy_async_come(t)) {
-            postcopy_async_announced(t, false);
             continue;
         }
         g_assert_true(g_hash_table_add(g->sleeping,
@@ -514,6 +560,7 @@ int main(int argc, char **argv)
     TEST("forget", test_forget);
     TEST("detach", test_detach);
     TEST("halt", test_halt);
+    TEST("halt-and-tokens", test_halt_and_tokens);
     g_test_add_func("/postcopy-async/threads", test_threads);
     return g_test_run();
 }

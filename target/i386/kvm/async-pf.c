@@ -53,14 +53,10 @@ static __thread struct {
     Msrs msrs;
     /* By announce(), until KVM_RUN returns; or 0 */
     uint32_t announced;
-    /* Halted by halt(), with this RIP */
+    /* By halt() */
     bool halted;
-    uint64_t rip;
     /* The guest knows no tokens but those that it was told here */
     bool clean;
-    /* The guest has enabled them when that was looked at last, if it was */
-    bool enabled;
-    bool looked;
 } async_pf;
 
 static int async_pf_set_msr(CPUState *cs, uint32_t index, uint64_t value)
@@ -98,10 +94,8 @@ static bool async_pf_get_msrs(CPUState *cs, Msrs *m)
     }
     m->en = msrs.entries[0].data;
     m->vector = msrs.entries[1].data & KVM_ASYNC_PF_VEC_MASK;
-    async_pf.enabled = (m->en & wanted) == wanted &&
-                       postcopy_async_is_ram(m->en & EN_ADDRESS, DATA_SIZE);
-    async_pf.looked = true;
-    return async_pf.enabled;
+    return (m->en & wanted) == wanted &&
+           postcopy_async_is_ram(m->en & EN_ADDRESS, DATA_SIZE);
 }
 
 static uint32_t async_pf_read_data(const Msrs *m, unsigned offset)
@@ -140,43 +134,37 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     struct kvm_sregs *sregs = &run->s.regs.sregs;
     Msrs *m = &async_pf.msrs;
 
-    /*
-     * These cost no system call.  A guest in guest mode would have to be told
-     * by an exit from there, which user space cannot make; and an Intel
-     * processor's guest would see that it was halted.
-     */
-    if (!run->if_flag || run->flags & (KVM_RUN_X86_SMM | KVM_RUN_X86_GUEST_MODE)
-        || !(run->apic_base & MSR_IA32_APICBASE_ENABLE) ||
-        run->kvm_valid_regs != SYNC_REGS || cs->singlestep_enabled ||
-        !async_pf_no_event(cs)) {
+    /* These cost no system call */
+    if (run->flags & KVM_RUN_X86_SMM || run->kvm_valid_regs != SYNC_REGS ||
+        cs->singlestep_enabled || !async_pf_no_event(cs)) {
+        return POSTCOPY_ASYNC_EVENT;
+    }
+    if (run->flags & KVM_RUN_X86_GUEST_MODE) {
+        /*
+         * It would have to be told by an exit from there, which user space
+         * cannot make.  The interrupts that end the halt are its hypervisor's,
+         * whatever its own flag says.
+         */
+        *halt = true;
+        return POSTCOPY_ASYNC_EVENT;
+    }
+    if (!run->if_flag || !(run->apic_base & MSR_IA32_APICBASE_ENABLE)) {
         return POSTCOPY_ASYNC_EVENT;
     }
 
     *halt = true;
-    if (!(env->features[FEAT_KVM] & CPUID_KVM_ASYNCPF_INT) ||
-        !async_pf_get_msrs(cs, m)) {
+    if (!(env->features[FEAT_KVM] & CPUID_KVM_ASYNCPF_INT)) {
         return POSTCOPY_ASYNC_WITHOUT;
     }
-    if (!(sregs->cr0 & CR0_PG_MASK) ||
-        (!sregs->ss.dpl && !(m->en & KVM_ASYNC_PF_SEND_ALWAYS))) {
+    /* KVM_ASYNC_PF_SEND_ALWAYS has no guest: with interrupts, Linux panics */
+    if (!(sregs->cr0 & CR0_PG_MASK) || !sregs->ss.dpl) {
         return POSTCOPY_ASYNC_KERNEL;
+    }
+    if (!async_pf_get_msrs(cs, m)) {
+        return POSTCOPY_ASYNC_WITHOUT;
     }
     *data = m->en & EN_ADDRESS;
     return POSTCOPY_ASYNC_CAN;
-}
-
-static bool async_pf_in_kernel(CPUState *cs)
-{
-    struct kvm_run *run = cs->kvm_run;
-    Msrs m;
-
-    /*
-     * A write of the guest's would have been seen.  An INIT would not: this is
-     * about speed alone.
-     */
-    return !(run->flags & (KVM_RUN_X86_SMM | KVM_RUN_X86_GUEST_MODE)) &&
-           run->kvm_valid_regs == SYNC_REGS && !run->s.regs.sregs.ss.dpl &&
-           (async_pf.looked ? async_pf.enabled : async_pf_get_msrs(cs, &m));
 }
 
 static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
@@ -216,7 +204,7 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 }
 
 /*
- * KVM_RUN may return before it enters the guest, or the page may come.  The
+ * KVM_RUN may return before it enters the guest: the page has come, for one.  The
  * exception is pending then, and would meet what else is made of the vCPU's
  * state: a machine check must find no other.  The guest looks for the page
  * again.
@@ -244,24 +232,23 @@ static void async_pf_withdraw(CPUState *cs)
     postcopy_async_drained();
 }
 
+/*
+ * A state that KVM has for other guests than ours, so that it is not taken for a
+ * HLT: neither here, nor by KVM, which polls before it sleeps in a HLT, and tells
+ * a guest's hypervisor of one.  What wakes a HLT ends it.
+ */
 static bool async_pf_halt_until_kick(CPUState *cs)
 {
-    struct kvm_mp_state state = { .mp_state = KVM_MP_STATE_HALTED };
-    struct kvm_regs regs;
+    struct kvm_mp_state state = { .mp_state = KVM_MP_STATE_AP_RESET_HOLD };
 
-    if (kvm_vcpu_ioctl(cs, KVM_GET_REGS, &regs) < 0 ||
-        kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state) < 0) {
-        return false;
-    }
-    async_pf.rip = regs.rip;
-    async_pf.halted = true;
-    return true;
+    async_pf.halted = kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state) >= 0;
+    return async_pf.halted;
 }
 
+/* Nobody but KVM sees it halted: the guest comes back with the same exit */
 void kvm_async_pf_post_run(CPUState *cs)
 {
     struct kvm_mp_state state;
-    struct kvm_regs regs;
 
     if (unlikely(async_pf.announced)) {
         async_pf_withdraw(cs);
@@ -269,19 +256,12 @@ void kvm_async_pf_post_run(CPUState *cs)
     if (likely(!async_pf.halted)) {
         return;
     }
-    /*
-     * Nobody but KVM sees it halted: it is either halted by itself now, at
-     * another instruction, or comes back with the same exit.
-     */
     async_pf.halted = false;
-    if (kvm_vcpu_ioctl(cs, KVM_GET_MP_STATE, &state) < 0 ||
-        state.mp_state != KVM_MP_STATE_HALTED ||
-        kvm_vcpu_ioctl(cs, KVM_GET_REGS, &regs) < 0 ||
-        regs.rip != async_pf.rip) {
-        return;
+    if (kvm_vcpu_ioctl(cs, KVM_GET_MP_STATE, &state) >= 0 &&
+        state.mp_state == KVM_MP_STATE_AP_RESET_HOLD) {
+        state.mp_state = KVM_MP_STATE_RUNNABLE;
+        kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
     }
-    state.mp_state = KVM_MP_STATE_RUNNABLE;
-    kvm_vcpu_ioctl(cs, KVM_SET_MP_STATE, &state);
 }
 
 static int async_pf_send_interrupt(CPUState *cs, uint8_t vector)
@@ -315,14 +295,6 @@ void kvm_async_pf_pre_run(CPUState *cs)
         return;
     }
     number = postcopy_async_next(v);
-    if (async_pf.announced && async_pf.announced == number) {
-        /* Its page has come, and the guest need not know that it was missing */
-        async_pf_withdraw(cs);
-        number = postcopy_async_next(v);
-        if (!number) {
-            return;
-        }
-    }
     if (async_pf_read_data(&m, TOKEN_OFFSET)) {
         /* Comes again when the guest acknowledges it */
         postcopy_async_slot_busy(v);
@@ -370,7 +342,6 @@ void kvm_async_pf_reset(CPUState *cs)
     PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
 
     async_pf.clean = false;
-    async_pf.looked = false;
     if (v) {
         postcopy_async_forget(v);
         postcopy_async_drained();
@@ -420,7 +391,6 @@ static const PostcopyAsyncOps async_pf_ops = {
     .start = async_pf_start,
     .id = async_pf_id,
     .can = async_pf_can,
-    .in_kernel = async_pf_in_kernel,
     .announce = async_pf_announce,
     .halt = async_pf_halt_until_kick,
 };

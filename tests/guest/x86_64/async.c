@@ -39,7 +39,6 @@ static struct async_data *data;
 static struct {
     uint64_t announced, come, woken_all, unknown, forgotten;
 } counts;
-static volatile uint32_t kernel_token;
 static volatile uint64_t counter;
 static uint64_t n, khz;
 static uint32_t done;
@@ -147,10 +146,6 @@ static uint32_t wake(uint32_t token)
             woken++;
         }
     }
-    if (kernel_token && (token == WAKE_ALL || kernel_token == token)) {
-        kernel_token = 0;
-        woken++;
-    }
     return woken;
 }
 
@@ -164,11 +159,7 @@ static void missing(struct frame *f, uint32_t token)
     data->flags = 0;
     counts.announced++;
     if (!(f->cs & 3)) {
-        kernel_token = token;
-        while (kernel_token) {
-            asm volatile("sti; hlt; cli" : : : "memory");
-        }
-        return;
+        die("it is told in ring 0");
     }
     current->frame = *f;
     current->state = WAITING;
@@ -181,7 +172,7 @@ static void missing(struct frame *f, uint32_t token)
         wrmsr(MSR_ASYNC_PF_EN, 0);
         counts.forgotten = wake(WAKE_ALL);
         data = &blocks[1].data;
-        async_enable(data, 0);
+        async_enable(data);
     }
     schedule(f);
 }
@@ -304,21 +295,20 @@ static void ask(void)
 
 _Noreturn void cpu_main(uint32_t cpu)
 {
-    uint64_t more, start;
+    uint64_t start;
 
     set_up_interrupts();
     if (cpu == 0) {
         khz = measure_khz();
         read_parameters();
         n = (uint64_t)par.mem_mb << (20 - PAGE_SHIFT);
-        more = par.async & ASYNC_SEND_ALWAYS ? EN_SEND_ALWAYS : 0;
         set_handler(PAGE_FAULT, fault_entry, false);
         set_handler(ASYNC_VECTOR, ready_entry, false);
         set_handler(DONE_VECTOR, done_entry, true);
         set_handler(ANSWER_VECTOR, answer_entry, false);
         set_up_tasks();
         data = &blocks[0].data;
-        async_enable(data, more);
+        async_enable(data);
         start = ticks();
         while (!counts.woken_all && ticks() - start < 100 * khz) {
             asm volatile("sti; nop; cli" : : : "memory");

@@ -8,16 +8,14 @@
 
 /* Parameter `async` */
 #define ASYNC_KERNEL        1   /* the kernel misses pages, not its tasks */
-#define ASYNC_SEND_ALWAYS   2   /* and is told, too */
-#define ASYNC_ANEW          4   /* enable them anew, elsewhere, while tasks wait */
-#define ASYNC_SMM           8   /* an SMI handler misses a page, too */
-#define ASYNC_NESTED        16  /* nested.c: they are on while the nested guest misses one */
+#define ASYNC_ANEW          2   /* enable them anew, elsewhere, while tasks wait */
+#define ASYNC_SMM           4   /* an SMI handler misses a page, too */
+#define ASYNC_NESTED        8   /* nested.c: they are on while the nested guest misses one */
 
 #define MSR_ASYNC_PF_EN     0x4b564d02
 #define MSR_ASYNC_PF_INT    0x4b564d06
 #define MSR_ASYNC_PF_ACK    0x4b564d07
 #define EN_ENABLED          1
-#define EN_SEND_ALWAYS      2
 #define EN_BY_INTERRUPT     8
 #define WAKE_ALL            0xffffffff
 #define ASYNC_VECTOR        0x40
@@ -27,10 +25,10 @@ struct async_data {
     uint8_t reserved[56];
 };
 
-static inline void async_enable(const struct async_data *data, uint64_t more)
+static inline void async_enable(const struct async_data *data)
 {
     wrmsr(MSR_ASYNC_PF_INT, ASYNC_VECTOR);
-    wrmsr(MSR_ASYNC_PF_EN, (uintptr_t)data | EN_ENABLED | EN_BY_INTERRUPT | more);
+    wrmsr(MSR_ASYNC_PF_EN, (uintptr_t)data | EN_ENABLED | EN_BY_INTERRUPT);
 }
 
 #endif

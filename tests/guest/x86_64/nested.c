@@ -153,7 +153,7 @@ _Noreturn void cpu_main(uint32_t cpu)
         if (par.async & ASYNC_NESTED) {
             /* KVM interrupts to tell it to wake all that wait: nobody does */
             set_handler(ASYNC_VECTOR, wake_interrupt, false);
-            async_enable(&async_data, EN_SEND_ALWAYS);
+            async_enable(&async_data);
         }
         nested_increment(page(n - 1) + 2);
         if (par.async & ASYNC_NESTED) {
