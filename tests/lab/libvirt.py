@@ -34,11 +34,25 @@ CONSOLE = "/run/guest.console"
 LOG = "/run/guest.log"
 
 
-def domain(memory_mb: int = 160, cpus: int = 2, **parameters: int) -> str:
-    """The Linux guest, which knows nothing of migration."""
+# By libvirt's <cpu>: what else the domain needs so that its guest can be told of missing pages (docs/usage.md)
+TOLD = """
+  <qemu:commandline>
+    <qemu:arg value='-global'/>
+    <qemu:arg value='x86_64-cpu.kvm-asyncpf-int=on'/>
+  </qemu:commandline>"""
+CPUS = {
+    "host-passthrough": ("<cpu mode='host-passthrough' migratable='on'/>", ""),
+    "host-model": ("<cpu mode='host-model'/>", TOLD),
+    "custom": ("<cpu mode='custom' match='exact'><model fallback='forbid'>qemu64</model></cpu>", TOLD),
+}
+
+
+def domain(cpu: str = "host-passthrough", memory_mb: int = 160, cpus: int = 2, **parameters: int) -> str:
+    """The Linux guest, which knows nothing of migration. cpu: of CPUS."""
     kernel, initrd = linux_guest.files()
     words = " ".join(linux_guest.WORDS["x86_64"] + [f"guest.{k}={v}" for k, v in parameters.items()])
-    return f"""<domain type='kvm'>
+    model, more = CPUS[cpu]
+    return f"""<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>guest</name>
   <memory unit='MiB'>{memory_mb}</memory>
   <vcpu>{cpus}</vcpu>
@@ -49,14 +63,14 @@ def domain(memory_mb: int = 160, cpus: int = 2, **parameters: int) -> str:
     <cmdline>{words}</cmdline>
   </os>
   <features><acpi/><apic/></features>
-  <cpu mode='host-passthrough' migratable='on'/>
+  {model}
   <devices>
     <emulator>{EMULATOR}</emulator>
     <controller type='usb' model='none'/>
     <memballoon model='none'/>
     <serial type='file'><source path='{LOG}'/></serial>
     <console type='file'><source path='{CONSOLE}'/><target type='virtio' port='0'/></console>
-  </devices>
+  </devices>{more}
 </domain>
 """
 
