@@ -205,10 +205,11 @@ static PostcopyAsyncRefusal async_announce(CPUState *cpu, PostcopyAsyncVCPU *v,
  * asked for, by postcopy_async_halt().
  */
 static bool async_halt(CPUState *cpu, const PostcopyPage *page, PostcopyHalt *h,
-                       bool anew)
+                       bool anew, bool around)
 {
     if (anew && postcopy_fault_begin(cpu, page, &h->waiter,
-                                     POSTCOPY_SEND_AROUND) ==
+                                     around ? POSTCOPY_SEND_AROUND
+                                            : POSTCOPY_SEND_NOW) ==
         POSTCOPY_PAGE_RECEIVED) {
         postcopy_async_halt_put(h);
         return false;
@@ -224,7 +225,7 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
     PostcopyAsyncRefusal why;
     PostcopyHalt *h = NULL;
     hwaddr data = 0;
-    bool halt = false, anew = true;
+    bool halt = false, around = false, anew = true;
 
     if (!a || qatomic_read(&a->state) != ASYNC_RUNNING ||
         async_received(page)) {
@@ -236,7 +237,7 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
         postcopy_async_attach(v, async_ops->id(cpu), async_kick, cpu);
     }
 
-    why = async_ops->can(cpu, &halt, &data);
+    why = async_ops->can(cpu, &halt, &around, &data);
     if (why == POSTCOPY_ASYNC_CAN && !async_data_received(data, page)) {
         /* Once for each vCPU; as a wait in the kernel, it could not be ended */
         trace_postcopy_async_data(cpu->cpu_index, data);
@@ -256,8 +257,10 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
         trace_postcopy_async_refused(cpu->cpu_index, why, halt);
         postcopy_async_refused(v, why);
     }
-    return h && async_halt(cpu, page, h, anew) ? POSTCOPY_FAULT_ENTER
-                                               : POSTCOPY_FAULT_WAIT_AROUND;
+    if (h && async_halt(cpu, page, h, anew, around)) {
+        return POSTCOPY_FAULT_ENTER;
+    }
+    return around ? POSTCOPY_FAULT_WAIT_AROUND : POSTCOPY_FAULT_WAIT;
 }
 
 PostcopyFaultResult postcopy_async_fault(CPUState *cpu, PostcopyPage *page)

@@ -97,14 +97,18 @@ static unsigned async_pf_id(CPUState *cs)
 }
 
 static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
-                                         hwaddr *data)
+                                         bool *around, hwaddr *data)
 {
     ARMCPU *cpu = ARM_CPU(cs);
     uint64_t pstate;
 
     if (cs->singlestep_enabled ||
-        kvm_get_one_reg(cs, CORE_REG(regs.pstate), &pstate) ||
-        (pstate & PSTATE_I)) {
+        kvm_get_one_reg(cs, CORE_REG(regs.pstate), &pstate)) {
+        return POSTCOPY_ASYNC_EVENT;
+    }
+    /* EL0 of 64 or of 32 bits */
+    *around = cpu->async_pf.enabled && (pstate & PSTATE_M) != PSTATE_MODE_EL0t;
+    if (pstate & PSTATE_I) {
         return POSTCOPY_ASYNC_EVENT;
     }
     *halt = async_pf_can_suspend;
@@ -112,8 +116,7 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
         !kvm_arm_sdei_is_registered(cpu, MISSING_EVENT)) {
         return POSTCOPY_ASYNC_WITHOUT;
     }
-    /* Of 64 or of 32 bits */
-    if ((pstate & PSTATE_M) != PSTATE_MODE_EL0t) {
+    if (*around) {
         return POSTCOPY_ASYNC_KERNEL;
     }
     if (cpu->async_pf.wake_all) {

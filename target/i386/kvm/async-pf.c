@@ -57,6 +57,9 @@ static __thread struct {
     bool halted;
     /* The guest knows no tokens but those that it was told here */
     bool clean;
+    /* The guest has enabled them when that was looked at last, if it was */
+    bool enabled;
+    bool looked;
 } async_pf;
 
 static int async_pf_set_msr(CPUState *cs, uint32_t index, uint64_t value)
@@ -89,13 +92,17 @@ static bool async_pf_get_msrs(CPUState *cs, Msrs *m)
         .entries[1].index = MSR_KVM_ASYNC_PF_INT,
     };
 
-    if (kvm_vcpu_ioctl(cs, KVM_GET_MSRS, &msrs) != 2) {
+    async_pf.enabled = false;
+    async_pf.looked = true;
+    if (!(X86_CPU(cs)->env.features[FEAT_KVM] & CPUID_KVM_ASYNCPF_INT) ||
+        kvm_vcpu_ioctl(cs, KVM_GET_MSRS, &msrs) != 2) {
         return false;
     }
     m->en = msrs.entries[0].data;
     m->vector = msrs.entries[1].data & KVM_ASYNC_PF_VEC_MASK;
-    return (m->en & wanted) == wanted &&
-           postcopy_async_is_ram(m->en & EN_ADDRESS, DATA_SIZE);
+    async_pf.enabled = (m->en & wanted) == wanted &&
+                       postcopy_async_is_ram(m->en & EN_ADDRESS, DATA_SIZE);
+    return async_pf.enabled;
 }
 
 static uint32_t async_pf_read_data(const Msrs *m, unsigned offset)
@@ -126,20 +133,35 @@ static bool async_pf_no_event(CPUState *cs)
            !events->triple_fault.pending;
 }
 
-static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
-                                         hwaddr *data)
+/*
+ * Not from its registers, as far as it can be helped.  A write of the guest's
+ * would have been seen.  An INIT would not: this is about speed alone.
+ */
+static bool async_pf_is_enabled(CPUState *cs)
 {
-    CPUX86State *env = &X86_CPU(cs)->env;
+    Msrs m;
+
+    return async_pf.looked ? async_pf.enabled : async_pf_get_msrs(cs, &m);
+}
+
+static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
+                                         bool *around, hwaddr *data)
+{
     struct kvm_run *run = cs->kvm_run;
     struct kvm_sregs *sregs = &run->s.regs.sregs;
-    Msrs *m = &async_pf.msrs;
+    bool nested = run->flags & KVM_RUN_X86_GUEST_MODE;
+    bool kernel = !(sregs->cr0 & CR0_PG_MASK) || !sregs->ss.dpl;
 
-    /* These cost no system call */
+    /* These cost no system call, but for the first look at what is enabled */
     if (run->flags & KVM_RUN_X86_SMM || run->kvm_valid_regs != SYNC_REGS ||
-        cs->singlestep_enabled || !async_pf_no_event(cs)) {
+        cs->singlestep_enabled) {
         return POSTCOPY_ASYNC_EVENT;
     }
-    if (run->flags & KVM_RUN_X86_GUEST_MODE) {
+    *around = kernel && !nested && async_pf_is_enabled(cs);
+    if (!async_pf_no_event(cs)) {
+        return POSTCOPY_ASYNC_EVENT;
+    }
+    if (nested) {
         /*
          * It would have to be told by an exit from there, which user space
          * cannot make.  The interrupts that end the halt are its hypervisor's,
@@ -153,17 +175,14 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     }
 
     *halt = true;
-    if (!(env->features[FEAT_KVM] & CPUID_KVM_ASYNCPF_INT)) {
-        return POSTCOPY_ASYNC_WITHOUT;
-    }
     /* KVM_ASYNC_PF_SEND_ALWAYS has no guest: with interrupts, Linux panics */
-    if (!(sregs->cr0 & CR0_PG_MASK) || !sregs->ss.dpl) {
+    if (*around) {
         return POSTCOPY_ASYNC_KERNEL;
     }
-    if (!async_pf_get_msrs(cs, m)) {
+    if (kernel || !async_pf_get_msrs(cs, &async_pf.msrs)) {
         return POSTCOPY_ASYNC_WITHOUT;
     }
-    *data = m->en & EN_ADDRESS;
+    *data = async_pf.msrs.en & EN_ADDRESS;
     return POSTCOPY_ASYNC_CAN;
 }
 
@@ -342,6 +361,7 @@ void kvm_async_pf_reset(CPUState *cs)
     PostcopyAsyncVCPU *v = postcopy_async_vcpu(cs);
 
     async_pf.clean = false;
+    async_pf.looked = false;
     if (v) {
         postcopy_async_forget(v);
         postcopy_async_drained();
