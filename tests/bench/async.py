@@ -21,6 +21,7 @@ import time
 from tests.bench import bench, pictures, postcopy
 from tests.bench.bench import Figures
 from tests.lab import cli, other_qemu
+from tests.lab.backends import shared_disk
 from tests.lab.cli import ProgramError, say
 from tests.lab.host import Host
 from tests.lab.lab import HIGHRES, Lab
@@ -39,7 +40,7 @@ WAYS: dict[str, tuple[str, str | None, str | None]] = {
     "no exits": (FORK, "off", None),
     "stock": (STOCK, None, None),
 }
-KINDS = {"computed": "computer", "memory operations": "writer"}
+KINDS = {"computed": "computer", "memory operations": "writer", "disk transfers": "disk"}
 
 
 def total(line, thread):
@@ -78,11 +79,13 @@ def migrate(lab, network, way, cpus, options):
     qemu, exits, asynchronous = WAYS[way.partition(postcopy.WITHOUT)[0]]
     qemu, words, wrapper = postcopy.build_of(way, qemu, postcopy.tells(options.ways))
     on = (*(ASYNC_PF[lab.arch] if qemu not in (STOCK, PEER) else ()), *shlex.split(options.words))
-    memory_mb = options.memory * cpus
+    mem = options.memory * cpus
+    disk = shared_disk(lab, size_mib=options.disk)[1] if options.disk else ()
     with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False, source_wrapper=wrapper,
                    capabilities=("events", *("postcopy-preempt",) * options.preempt),
-                   wrapper=(*(network.wrapper if network else ()), *wrapper), memory_mb=memory_mb + 128,
-                   mem=memory_mb, source_options=(*on, *words), destination_options=on, writers=cpus,
+                   wrapper=(*(network.wrapper if network else ()), *wrapper), mem=mem,
+                   memory_mb=mem + 128 + 3 * options.disk, source_options=(*on, *disk, *words),
+                   destination_options=(*on, *disk), writers=cpus, **{"disk": options.disk} if disk else {},
                    computers=0 if options.writers_only else cpus, interval=100) as pair:
         if asynchronous:
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf=asynchronous)
@@ -141,6 +144,11 @@ def of_equal_work(results):
                 r["equal_work_missed_pages_count"] = at(r["missed_over_memory_operations"], work)
 
 
+def kinds(results):
+    """What guests have done at all."""
+    return [kind for kind in KINDS if any(r[kind] for ways in results.values() for runs in ways.values() for r in runs)]
+
+
 def medians(rounds, what):
     values = [r[what] for r in rounds]
     return f"{statistics.median(values):>9.0f} ({min(values):.0f} to {max(values):.0f})"
@@ -150,17 +158,18 @@ def show(results):
     for cpus, ways in results.items():
         print(f"{cpus} vCPU(s), medians (least to most):")
         width = max(map(len, ways))
-        print(f"{'':{width}}{'computed':>26}{'memory operations':>26}{'missed pages':>22}"
-              f"{'of equal work':>24}{'total ms':>24}")
+        did = kinds(results)
+        print(f"{'':{width}}" + "".join(f"{kind:>26}" for kind in did)
+              + f"{'missed pages':>22}{'of equal work':>24}{'total ms':>24}")
         for way, rounds in ways.items():
             print(f"{way:{width}}" + "".join(f"{medians(rounds, what):>{column}}" for what, column in (
-                ("computed", 26), ("memory operations", 26), ("missed_pages_count", 22),
+                *((kind, 26) for kind in did), ("missed_pages_count", 22),
                 ("equal_work_missed_pages_count", 24), ("total_time_ms", 24))))
 
 
 def verdicts(results):
     for cpus, ways in results.items():
-        for kind in KINDS if any(r["computed"] for r in next(iter(ways.values()))) else ["memory operations"]:
+        for kind in kinds(results):
             middle = {way: statistics.median(r[kind] for r in rounds) for way, rounds in ways.items()}
             first, *others = middle
             ratios = ", ".join(f"{middle[first] / middle[way]:.2f} times {way}" for way in others if middle[way])
@@ -199,7 +208,7 @@ def write(about, network, results, options):
         "memory_mib_per_vcpu": options.memory, "rate_mib_per_s_per_vcpu": options.rate, "delay_us": options.delay,
         "bandwidth_mbit_per_s": options.bandwidth, "preempt": options.preempt, "icount": options.icount,
         "accelerator": "tcg" if options.host else "kvm",
-        "writers_only": options.writers_only, "words": options.words, "rounds_count": rounds},
+        "writers_only": options.writers_only, "disk_mib": options.disk, "words": options.words, "rounds_count": rounds},
         "runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]},
         title, text, [(name, title)])
 
@@ -265,6 +274,8 @@ def main():
     where.add_argument("--host", action="store_true", help="on this machine, as root, with --bandwidth and no delay")
     bench.add_icount(where)
     parser.add_argument("--writers-only", action="store_true", help="no thread computes: the same work in each way")
+    parser.add_argument("--disk", type=int, default=0, metavar="MIB",
+                        help="a thread writes and reads so much of a disk, which the main thread serves (0: none)")
     parser.add_argument("--words", default="", help="of both QEMUs, as '-global x86_64-cpu.kvm-asyncpf-int=off'")
     parser.add_argument("--seconds", type=float, default=8, help="that are measured (8)")
     options = parser.parse_args()

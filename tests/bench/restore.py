@@ -117,7 +117,7 @@ class LinuxMachine(Machine):
     def launch(self, way, read_us=0, name="destination", words=()):
         version, capabilities, more = WAYS[way]
         backend = self.backend("file" if way == "private" else "ram", self.words_of_memory)
-        if LAZY == capabilities:
+        if capabilities == LAZY:
             more = (*more, "-trace", "postcopy_file_begin", "-msg", "timestamp=on")
         if way == "first":
             self.lab.run(f"rm -f {self.set}")

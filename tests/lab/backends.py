@@ -28,10 +28,10 @@ def guest_on(backend: str, pattern: str = "shared") -> dict[str, Any]:
     return {"backend": backend, "pattern": pattern, "mem": 16}
 
 
-def shared_disk(place: Place, in_file: str = "", in_device: str = "") -> tuple[str, tuple[str, ...]]:
+def shared_disk(place: Place, in_file: str = "", in_device: str = "", size_mib: int = 1) -> tuple[str, tuple[str, ...]]:
     """Words for both sides; returns the image, too."""
     image = f"{place.tmp}/shared.raw"
-    place.run(f"rm -f {image}; truncate -s 1M {image}", check=True)
+    place.run(f"rm -f {image}; truncate -s {size_mib}M {image}", check=True)
     words = [",".join(filter(None, parts)) for parts in (
         ("driver=raw", "node-name=disk", "file.driver=file", f"file.filename={image}", in_file),
         ("virtio-blk-pci", "drive=disk", in_device))]
