@@ -48,8 +48,8 @@ typedef struct PostcopyAsyncOps {
      * @can: whether the guest can be told of a page that it has just missed
      *
      * @halt: set to whether the vCPU can be halted until the page has come
-     * @around: set to whether a guest that has asked to be told has missed it in
-     *          its kernel, which often misses a neighbour next
+     * @around: set to whether a guest that has asked to be told has missed it
+     *          in its kernel, which often misses a neighbour next
      * @data: set to an address that announce() accesses if it can
      */
     PostcopyAsyncRefusal (*can)(CPUState *cpu, bool *halt, bool *around,

@@ -146,8 +146,8 @@ void postcopy_async_announced(PostcopyToken *t, bool told);
  * @anew: set to whether it is to be asked for by the halt's waiter; not if an
  *        interrupt has ended a halt for it
  *
- * From then on it is kicked when the page comes, if it is the last one for which
- * this was called.  NULL: it is halted for too many.
+ * From then on it is kicked when the page comes, if it is the last one for
+ * which this was called.  NULL: it is halted for too many.
  */
 PostcopyHalt *postcopy_async_halt(PostcopyAsyncVCPU *v, void *host, bool *anew);
 /* Give it back: the page has been received, and nobody waits by it */

@@ -91,7 +91,7 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
             ret = -ENOMEM;
         } else if (move) {
             ret = postcopy_try_move(ufd, host, from, size, wake);
-            /* What the kernel does not move, it copies.  Linux has it since 6.8 */
+            /* Since Linux 6.8.  What the kernel does not move, it copies. */
             move = false;
             ret = MAX(ret, 0);
         } else if (from && from == mirror) {

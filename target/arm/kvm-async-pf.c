@@ -351,8 +351,8 @@ static int async_pf_pre_load(void *opaque)
     ARMCPU *cpu = opaque;
 
     if (!cpu->kvm_async_pf) {
-        error_report("CPU property x-kvm-async-pf is on on the source: start the "
-                     "destination with the same");
+        error_report("CPU property x-kvm-async-pf is on on the source: start "
+                     "the destination with the same");
         return -EINVAL;
     }
     return 0;

@@ -43,8 +43,8 @@ static const SdeiEvent kvm_arm_sdei_events[] = {
 /*
  * Of the VM, with each vCPU's SdeiPE: used with the lock held, but for streams,
  * which are written and read while no vCPU runs.  The lock is taken after the
- * BQL, and no system call is made with it.  A vCPU's registers are read before it
- * and changed after it, by the vCPU's own thread alone: what another PE makes
+ * BQL, and no system call is made with it.  A vCPU's registers are read before
+ * it and changed after it, by the vCPU's own thread alone: what another PE makes
  * pending meanwhile is delivered by a kick.
  */
 typedef struct KVMArmSdei {

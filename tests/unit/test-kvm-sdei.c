@@ -64,7 +64,7 @@ static void tear_down(VM *vm, gconstpointer data)
     g_ptr_array_free(vm->sdei.pes, true);
 }
 
-/* Others that have something to take after it are looked for only if it says so */
+/* Others that have something to take then are looked for if it says so */
 static void call_regs(VM *vm, int pe, SdeiFunction function, SdeiRegs *regs)
 {
     unsigned before = 0;

@@ -304,7 +304,7 @@ static void test_halt(Fixture *f, gconstpointer data)
     PostcopyHalt *h = halt(f, 1, true);
 
     g_assert_true(postcopy_async_halting(h));
-    /* After an interrupt, whose handler misses another page, which comes later */
+    /* After an interrupt, whose handler misses another page that comes later */
     g_assert(halt(f, 1, false) == h);
     g_assert_true(postcopy_async_halting(halt(f, 2, true)));
     complete(f->r, 1);

@@ -223,8 +223,8 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 }
 
 /*
- * KVM_RUN may return before it enters the guest: the page has come, for one.  The
- * exception is pending then, and would meet what else is made of the vCPU's
+ * KVM_RUN may return before it enters the guest: the page has come, for one.
+ * The exception is pending then, and would meet what else is made of the vCPU's
  * state: a machine check must find no other.  The guest looks for the page
  * again.
  */
@@ -252,9 +252,9 @@ static void async_pf_withdraw(CPUState *cs)
 }
 
 /*
- * A state that KVM has for other guests than ours, so that it is not taken for a
- * HLT: neither here, nor by KVM, which polls before it sleeps in a HLT, and tells
- * a guest's hypervisor of one.  What wakes a HLT ends it.
+ * A state that KVM has for other guests than ours, so that it is not taken for
+ * a HLT: neither here, nor by KVM, which polls before it sleeps in a HLT, and
+ * tells a guest's hypervisor of one.  What wakes a HLT ends it.
  */
 static bool async_pf_halt_until_kick(CPUState *cs)
 {
