@@ -94,7 +94,8 @@ def migrate(lab, network, way, cpus, options):
             pair.destination.cmd("migrate-incoming", uri=uri)
         else:
             uri = pair.wire_of(SlowWire, pair.listen(), delay_us=options.delay).uri
-        until(lambda: pair.source.report().lines, "the guest's first report")
+        until(lambda: (lines := pair.source.report().lines) and (not disk or total(lines[-1], "disk")),
+              "the guest has begun", timeout=300)
         pair.postcopy(uri, bandwidth=int(options.rate * cpus * MIB))
         before = {"ms": pair.source.report().lines[-1]["ms"], **pair.counts_at_switch()}
         misses = watch(pair, before, qemu)
