@@ -96,7 +96,7 @@
 #define END_MS 100
 
 /* How often to look, in us, whether what nobody misses is wanted by now */
-#define LOOK_US 1000
+#define LOOK_US 20000
 
 typedef struct PostcopyFileBlock {
     RAMBlock *rb;

@@ -17,6 +17,7 @@ from tests.lab.snapshot import Machine
 from tests.lab.text import search
 
 LAZY = ("mapped-ram", "postcopy-ram")
+DIMM = ("-object", "memory-backend-ram,id=more,size=8M", "-device", "pc-dimm,id=dimm,memdev=more")
 # Nothing is read that the guest does not touch.
 NO_REST = ("-global", "migration.restore-background=off")
 
@@ -277,14 +278,18 @@ def test_paused_by_hand(place):
 
 
 def test_before_all_has_come(place):
-    """As on a destination: no save, nowhere; and nobody overwrites the file."""
-    with from_file(place) as machine:
+    """As on a destination: no save, nowhere, no unplug; and nobody overwrites the file."""
+    with from_file(place, memory_mb="64M,slots=1,maxmem=1G", arguments=DIMM) as machine:
         machine.save()
         side = machine.load(capabilities=LAZY, arguments=NO_REST)
         until(lambda: side.status() == "postcopy-active", "the guest can run")
         total = side.cmd("query-migrate")["postcopy-file"]["total"]
         with pytest.raises(ExecuteError, match="not all come"):
             side.cmd("migrate", uri=f"file:{machine.file}.other")
+        side.add_disk()
+        assert "not all come" in side.run_job("snapshot-save", tag="new", vmstate="disk", devices=["disk"])
+        with pytest.raises(ExecuteError, match="cannot be unplugged before postcopy has received its memory"):
+            side.cmd("device_del", id="dimm")
         # Another one would truncate it
         machine.side.cmd("cont")
         with pytest.raises(ExecuteError, match="A guest runs from this file"):
