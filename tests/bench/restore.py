@@ -66,12 +66,12 @@ class LinuxMachine(Machine):
     side_type = LinuxSide
     how = ()
 
-    def __init__(self, place, memory_mb, words=(), words_of_memory="", **options):
+    def __init__(self, place, memory_mb, words=(), words_of_memory="", report_ms=REPORT_MS, **options):
         self.memory_mb = memory_mb
         self.memory = f"{place.tmp}/memory"
         self.devices = f"{place.tmp}/devices"
         self.set = f"{place.tmp}/set"
-        super().__init__(place, memory_mb=memory_mb, machine="pc,memory-backend=ram", interval=REPORT_MS, writers=0,
+        super().__init__(place, memory_mb=memory_mb, machine="pc,memory-backend=ram", interval=report_ms, writers=0,
                          computers=0, work=WORK_MIB,
                          # Without it, it runs when it is resumed, though it has been stopped
                          taker=[*self.backend("file", ",share=on"), "-global", "migration.store-global-state=off"],
