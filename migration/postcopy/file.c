@@ -381,14 +381,19 @@ static bool file_has_pages(struct PostcopyFile *file, Error **errp)
     return !data;
 }
 
+/* Whether the file has no page from @start to @end, in bytes */
+static bool file_has_none(PostcopyFileBlock *b, ram_addr_t start,
+                          ram_addr_t end)
+{
+    unsigned bits = qemu_target_page_bits();
+
+    return find_next_bit(b->bitmap, end >> bits, start >> bits) >= end >> bits;
+}
+
 /* Of a host page.  @start: its offset in the block */
 static bool file_is_hole(PostcopyFileBlock *b, ram_addr_t start)
 {
-    unsigned bits = qemu_target_page_bits();
-    size_t first = start >> bits;
-    size_t end = first + (qemu_ram_pagesize(b->rb) >> bits);
-
-    return find_next_bit(b->bitmap, end, first) >= end;
+    return file_has_none(b, start, start + qemu_ram_pagesize(b->rb));
 }
 
 /*
@@ -785,8 +790,7 @@ static int file_place_parts(MigrationIncomingState *mis, PostcopyFileBlock *b,
 
     while (at < end && !ret) {
         PostcopyPage page = postcopy_page(b->rb, at);
-        unsigned n = file_run(b, &page, MIN(at + PLACE_SIZE, end),
-                              cleared);
+        unsigned n = file_run(b, &page, MIN(at + PLACE_SIZE, end), cleared);
 
         if (n) {
             ret = postcopy_receive_pages(mis, &page, n,
@@ -808,7 +812,6 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
 {
     PostcopyFileBlock *b = file_block(mis->postcopy->file, page->rb);
     ram_addr_t start = ROUND_DOWN(page->start, AROUND_SIZE);
-    unsigned bits = qemu_target_page_bits();
     g_autofree void *buffer = NULL;
     ram_addr_t end;
     bool hole;
@@ -830,7 +833,7 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
         return ret;
     }
     /* By one system call, whatever of them are holes */
-    hole = find_next_bit(b->bitmap, end >> bits, start >> bits) >= end >> bits;
+    hole = file_has_none(b, start, end);
     if (!hole) {
         file_clear_holes(b, start, end, buffer);
     }

@@ -202,10 +202,11 @@ static void kvm_arm_sdei_work(CPUState *cs, run_on_cpu_data data)
 
     WITH_QEMU_LOCK_GUARD(&sdei.lock) {
         cpu->sdei->kicked = false;
-    }
-    /* When the VM goes on, this is asked for again */
-    if (!runstate_is_running() || !kvm_arm_sdei_has_next(cpu)) {
-        return;
+        /* When the VM goes on, this is asked for again */
+        if (!runstate_is_running() ||
+            sdei_next(&sdei.state, cpu->sdei) < 0) {
+            return;
+        }
     }
     /*
      * KVM turns vCPUs off and on without QEMU.  One that is off begins anew,

@@ -19,7 +19,7 @@ from tests.lab.paths import qemu
 from tests.lab.text import search
 
 MEMORY_MIB = 512
-# Of all guests together, that takes processors that have other work
+# As often as restore.py's, the reports of 16 guests would take both processors
 REPORT_MS = 50
 FILE = ("-global", "migration.restore-background=off")
 SHOWN = (("running, ms", "running_ms", "{:.0f}"), ("work, ms", "work_ms", "{:.0f}"),

@@ -18,6 +18,7 @@ from tests.lab.lab import Job, Lab, Result
 from tests.lab.network import programs
 from tests.lab.pair import FORK, until
 from tests.lab.paths import REPORTS, ROOT, qemu
+from tests.lab.text import search
 
 # In the lab. The lab's own root is below it, too.
 LIBVIRT = "/libvirt"
@@ -35,11 +36,7 @@ LOG = "/run/guest.log"
 
 
 # By libvirt's <cpu>: what else the domain needs so that its guest can be told of missing pages (docs/usage.md)
-TOLD = """
-  <qemu:commandline>
-    <qemu:arg value='-global'/>
-    <qemu:arg value='x86_64-cpu.kvm-asyncpf-int=on'/>
-  </qemu:commandline>"""
+TOLD = search(r"(?s)```xml\n(<qemu:commandline>.*?)```", (ROOT / "docs" / "usage.md").read_text())[1]
 CPUS = {
     "host-passthrough": ("<cpu mode='host-passthrough' migratable='on'/>", ""),
     "host-model": ("<cpu mode='host-model'/>", TOLD),
