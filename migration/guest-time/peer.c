@@ -1,9 +1,5 @@
 /*
- * Guest time: whether the destination knows of it
- *
- * The first PING asks.  A destination that knows of guest time answers with
- * another value; any other QEMU answers with the same.  So no stream changes
- * for QEMUs that do not know, and nobody has to configure anything.
+ * Guest time: whether the destination knows of it, by the first PING
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -13,31 +9,9 @@
 #include "qemu/timer.h"
 #include "hw/boards.h"
 #include "migration/migration.h"
-#include "migration/postcopy-ram.h"
+#include "migration/postcopy/peer.h"
 #include "peer.h"
 #include "trace.h"
-
-/* What QEMU 10.0 sends, "to make stuff easier to debug" */
-#define PING_OLD    1
-#define PING_ASK    0x67746d3f      /* "gtm?" */
-#define PONG_YES    0x67746d21      /* "gtm!" */
-
-void guest_time_init(MigrationState *ms)
-{
-    ms->guest_time = g_new0(struct GuestTimeMigration, 1);
-}
-
-void guest_time_destroy(MigrationState *ms)
-{
-    qapi_free_GuestTimeInfo(ms->guest_time->info);
-    g_free(ms->guest_time);
-}
-
-void guest_time_begin(MigrationState *ms)
-{
-    ms->guest_time->peer = GUEST_TIME_PEER_NOT_ASKED;
-    g_clear_pointer(&ms->guest_time->info, qapi_free_GuestTimeInfo);
-}
 
 static OnOffAuto guest_time_switch(void)
 {
@@ -54,52 +28,69 @@ bool guest_time_may_take(void)
     return guest_time_switch() != ON_OFF_AUTO_OFF;
 }
 
-uint32_t guest_time_ping(MigrationState *ms)
+static uint32_t guest_time_ask(MigrationState *ms)
 {
     if (!guest_time_may_take()) {
-        return PING_OLD;
+        return 0;
     }
     ms->guest_time->asked = get_clock();
     /* The return path may have ended already: then nobody will answer */
     qatomic_cmpxchg(&ms->guest_time->peer, GUEST_TIME_PEER_NOT_ASKED,
                     GUEST_TIME_PEER_ASKED);
-    return PING_ASK;
+    return PEER_GUEST_TIME;
 }
 
-uint32_t guest_time_pong(uint32_t ping)
+static uint32_t guest_time_answer(MigrationIncomingState *mis, uint32_t asked)
 {
-    /* From LISTEN on, another thread reads the stream: too late to ask */
-    if (ping != PING_ASK || !guest_time_may_take() ||
-        postcopy_state_get() >= POSTCOPY_INCOMING_LISTENING) {
-        return ping;
+    if (!asked || !guest_time_may_take()) {
+        return 0;
     }
     migrate_get_current()->guest_time->asked_by_source = get_clock();
-    trace_guest_time_pong();
-    return PONG_YES;
+    return PEER_GUEST_TIME;
 }
 
-static void guest_time_answer(MigrationState *ms, GuestTimePeer peer)
+static bool guest_time_answered_by(MigrationState *ms, uint32_t answer,
+                                   Error **errp)
 {
     /* From ASKED on, the return path's thread alone writes */
     if (qatomic_read(&ms->guest_time->peer) == GUEST_TIME_PEER_ASKED) {
         ms->guest_time->answered = get_clock();
-        qatomic_store_release(&ms->guest_time->peer, peer);
-        trace_guest_time_answer(peer == GUEST_TIME_PEER_KNOWS);
+        qatomic_store_release(&ms->guest_time->peer,
+                              answer ? GUEST_TIME_PEER_KNOWS :
+                                       GUEST_TIME_PEER_DOES_NOT);
+        trace_guest_time_answer(answer);
     }
+    return true;
 }
 
-void guest_time_ponged(MigrationState *ms, uint32_t pong)
+static const PeerFeature guest_time_feature = {
+    .mask = PEER_GUEST_TIME,
+    .ask = guest_time_ask,
+    .answer = guest_time_answer,
+    .answered = guest_time_answered_by,
+};
+
+void guest_time_init(MigrationState *ms)
 {
-    if (pong == PONG_YES) {
-        guest_time_answer(ms, GUEST_TIME_PEER_KNOWS);
-    } else if (pong == PING_ASK) {
-        guest_time_answer(ms, GUEST_TIME_PEER_DOES_NOT);
-    }
+    ms->guest_time = g_new0(struct GuestTimeMigration, 1);
+    peer_register(&guest_time_feature);
+}
+
+void guest_time_destroy(MigrationState *ms)
+{
+    qapi_free_GuestTimeInfo(ms->guest_time->info);
+    g_free(ms->guest_time);
+}
+
+void guest_time_begin(MigrationState *ms)
+{
+    ms->guest_time->peer = GUEST_TIME_PEER_NOT_ASKED;
+    g_clear_pointer(&ms->guest_time->info, qapi_free_GuestTimeInfo);
 }
 
 void guest_time_no_pong(MigrationState *ms)
 {
-    guest_time_answer(ms, GUEST_TIME_PEER_DOES_NOT);
+    guest_time_answered_by(ms, 0, NULL);
     qatomic_cmpxchg(&ms->guest_time->peer, GUEST_TIME_PEER_NOT_ASKED,
                     GUEST_TIME_PEER_DOES_NOT);
 }

@@ -47,18 +47,6 @@ void guest_time_destroy(MigrationState *ms);
 /* An outgoing migration begins: nothing is known of it.  BQL. */
 void guest_time_begin(MigrationState *ms);
 
-/*
- * Source, migration thread: the value of the first PING.  If the machine's
- * guest-time is not off, it asks whether the destination knows guest time.
- */
-uint32_t guest_time_ping(MigrationState *ms);
-
-/* Destination: the value of the PONG that answers @ping.  BQL until LISTEN. */
-uint32_t guest_time_pong(uint32_t ping);
-
-/* Source, return path: a PONG has come */
-void guest_time_ponged(MigrationState *ms, uint32_t pong);
-
 /* Source, return path: it has ended, and no PONG will come */
 void guest_time_no_pong(MigrationState *ms);
 

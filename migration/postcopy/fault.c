@@ -81,7 +81,7 @@ typedef struct PostcopyFaultVCPU {
 
 static bool postcopy_fault_fetches(MigrationIncomingState *mis)
 {
-    return mis->postcopy->source == &postcopy_fetch_channels;
+    return qatomic_read(&mis->postcopy->source) == &postcopy_fetch_channels;
 }
 
 PostcopyPage postcopy_page(RAMBlock *rb, ram_addr_t offset)
@@ -167,7 +167,7 @@ static int postcopy_fault_request(MigrationIncomingState *mis,
         }
         return ret;
     }
-    return mis->postcopy->source->request(mis, page, more);
+    return qatomic_read(&mis->postcopy->source)->request(mis, page, more);
 }
 
 bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
@@ -269,7 +269,7 @@ static void postcopy_fault_send(MigrationIncomingState *mis,
     if (!postcopy_fault_request(mis, page, send == POSTCOPY_SEND_AROUND) &&
         send == POSTCOPY_SEND_AROUND) {
         postcopy_fault_request_around(mis, page);
-        mis->postcopy->source->flush(mis);
+        qatomic_read(&mis->postcopy->source)->flush(mis);
     }
 }
 
@@ -309,7 +309,7 @@ void postcopy_fault_send_deferred(MigrationIncomingState *mis)
         postcopy_fault_request(mis, &page, true);
         n++;
     }
-    mis->postcopy->source->flush(mis);
+    qatomic_read(&mis->postcopy->source)->flush(mis);
     if (n == POSTCOPY_FAULT_FLUSH) {
         /* The rest after what userfaultfd has, which must not starve */
         postcopy_fault_thread_notify(mis);
@@ -352,7 +352,7 @@ static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
 static int postcopy_fault_exit(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
-    const PostcopySource *source = mis->postcopy->source;
+    const PostcopySource *source = qatomic_read(&mis->postcopy->source);
     PostcopyPage page = postcopy_page(rb, offset);
 
     if (source->serve && source->serve(mis, &page, cpu->cpu_index)) {
@@ -484,11 +484,17 @@ static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
     postcopy_async_start(mis);
 }
 
+static void postcopy_fault_choose_source(MigrationIncomingState *mis)
+{
+    qatomic_set(&mis->postcopy->source,
+                postcopy_file_active(mis) ? &postcopy_file :
+                postcopy_fetch_incoming(mis) ? &postcopy_fetch_channels :
+                &postcopy_return_path);
+}
+
 void postcopy_fault_start(MigrationIncomingState *mis)
 {
-    mis->postcopy->source = postcopy_file_active(mis) ? &postcopy_file :
-                            postcopy_fetch_latch(mis) ?
-                            &postcopy_fetch_channels : &postcopy_return_path;
+    postcopy_fault_choose_source(mis);
     postcopy_requests_start(mis->postcopy->requests);
     postcopy_fault_exits_enable(mis);
     postcopy_watch_start(mis);
@@ -520,9 +526,10 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
     g_autoptr(GArray) list = NULL;
 
     /*
-     * In this order: who has found requests held has an entry by now, and who
-     * has not sends by itself.
+     * In this order: a thread that has found requests held, or has the source
+     * from before, has an entry by now, and others send by themselves.
      */
+    postcopy_fault_choose_source(mis);
     WITH_QEMU_LOCK_GUARD(&mis->rp_mutex) {
         qatomic_set(&mis->postcopy->hold_requests, false);
     }
@@ -539,10 +546,10 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
         }
         trace_postcopy_fault_ask_again(idstr, page->start);
         if ((i + 1) % POSTCOPY_FAULT_FLUSH == 0) {
-            mis->postcopy->source->flush(mis);
+            qatomic_read(&mis->postcopy->source)->flush(mis);
         }
     }
-    mis->postcopy->source->flush(mis);
+    qatomic_read(&mis->postcopy->source)->flush(mis);
 }
 
 /*
@@ -580,7 +587,7 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
 {
     PostcopyState ps = postcopy_state_get();
     int64_t late_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + POSTCOPY_LATE_MS;
-    const PostcopySource *source = mis->postcopy->source;
+    const PostcopySource *source = qatomic_read(&mis->postcopy->source);
     bool ended = false;
 
     if (!migrate_postcopy_ram() || qemu_in_coroutine() ||

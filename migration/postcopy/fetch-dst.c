@@ -9,7 +9,9 @@
  */
 
 #include "qemu/osdep.h"
+#include "qemu/atomic.h"
 #include "qemu/error-report.h"
+#include "qemu/host-utils.h"
 #include "qemu/lockable.h"
 #include "qemu/rcu.h"
 #include "qemu/units.h"
@@ -35,6 +37,12 @@
 #define POSTCOPY_FETCH_REGION (64 * KiB)
 
 /*
+ * A page of this size or more fills a link alone, and its temporary page is so
+ * large: these use one channel
+ */
+#define POSTCOPY_FETCH_LARGE (64 * MiB)
+
+/*
  * So many outstanding pages are left to one channel before another one is used:
  * a thread that has more to do sleeps less often, and so does the source's
  */
@@ -48,21 +56,34 @@ unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
     /* One more: this page */
     unsigned n = postcopy_requests_number(mis->postcopy->requests) + 1;
 
-    /*
-     * Fibonacci hashing: what strides evenly uses all channels, too.
-     * fetch->n, and not the parameter: that may be 0 again when the last vCPU
-     * that has left KVM for a missing page comes here.
-     */
+    n = MIN(DIV_ROUND_UP(n, POSTCOPY_FETCH_SHARE),
+            ctpop16(qatomic_read(&mis->postcopy->fetch->used)));
+    if (n < 2 || page->size >= POSTCOPY_FETCH_LARGE) {
+        return 0;
+    }
+    /* Fibonacci hashing: what strides evenly uses all channels, too */
     region *= 0x9e3779b97f4a7c15;
-    n = MIN(DIV_ROUND_UP(n, POSTCOPY_FETCH_SHARE), mis->postcopy->fetch->n);
     return (region >> 32) % n;
+}
+
+/* By which of those in use: it may have been chosen before a recovery */
+static PostcopyFetchChannel *postcopy_fetch_of(PostcopyFetch *fetch,
+                                               const PostcopyPage *page)
+{
+    unsigned used = qatomic_read(&fetch->used);
+    unsigned i = used ? page->channel % ctpop16(used) : 0;
+
+    while (i--) {
+        used &= used - 1;
+    }
+    return &fetch->channels[used ? ctz32(used) : 0];
 }
 
 static int postcopy_fetch_request(MigrationIncomingState *mis,
                                   const PostcopyPage *page, bool more)
 {
     PostcopyFetch *fetch = mis->postcopy->fetch;
-    PostcopyFetchChannel *ch = &fetch->channels[page->channel];
+    PostcopyFetchChannel *ch = postcopy_fetch_of(fetch, page);
     PostcopyFrame request = {
         .type = POSTCOPY_FRAME_REQUEST,
         .rb = page->rb,
@@ -74,7 +95,7 @@ static int postcopy_fetch_request(MigrationIncomingState *mis,
     if (!ch->active) {
         return -EIO;
     }
-    stat64_add(&fetch->counts[page->channel].requests, 1);
+    stat64_add(&fetch->counts[ch->id].requests, 1);
     postcopy_frame_put(ch->out, &request, &ch->last);
     return more ? 0 : qemu_fflush(ch->out);
 }
@@ -83,7 +104,7 @@ static void postcopy_fetch_flush(MigrationIncomingState *mis)
 {
     PostcopyFetch *fetch = mis->postcopy->fetch;
 
-    for (unsigned i = 0; i < fetch->n; i++) {
+    for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
         PostcopyFetchChannel *ch = &fetch->channels[i];
 
         QEMU_LOCK_GUARD(&ch->lock);
@@ -96,12 +117,13 @@ static void postcopy_fetch_flush(MigrationIncomingState *mis)
 static bool postcopy_fetch_wait_end(MigrationIncomingState *mis, int ms)
 {
     PostcopyFetch *fetch = mis->postcopy->fetch;
+    unsigned n = ctpop16(fetch->used);
 
     QEMU_LOCK_GUARD(&fetch->lock);
-    if (fetch->ended < fetch->n) {
+    if (fetch->ended < n) {
         qemu_cond_timedwait(&fetch->changed, &fetch->lock, ms);
     }
-    return fetch->ended == fetch->n;
+    return fetch->ended == n;
 }
 
 const PostcopySource postcopy_fetch_channels = {
@@ -124,15 +146,16 @@ PostcopyFetch *postcopy_fetch_new(MigrationIncomingState *mis)
     return fetch;
 }
 
-void postcopy_fetch_fill_counts(MigrationInfo *info,
+void postcopy_fetch_fill_counts(MigrationInfo *info, unsigned used,
                                 PostcopyFetchCounts *counts)
 {
     PostcopyFetchStatsList **list;
 
     info->postcopy_fetch = g_new0(PostcopyFetchInfo, 1);
     list = &info->postcopy_fetch->channels;
-    for (unsigned i = 0; i < migrate_postcopy_fetch_channels(); i++) {
+    for (; used; used &= used - 1) {
         PostcopyFetchStats *stats = g_new0(PostcopyFetchStats, 1);
+        unsigned i = ctz32(used);
 
         stats->requests = stat64_get(&counts[i].requests);
         stats->pages = stat64_get(&counts[i].pages);
@@ -145,12 +168,12 @@ void postcopy_fetch_fill_counts(MigrationInfo *info,
 void postcopy_fetch_fill_info(MigrationInfo *info)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
-    MigrationState *s = migrate_get_current();
+    PostcopyFetch *fetch = mis->postcopy->fetch;
 
-    if (migrate_postcopy_fetch_channels() &&
-        !postcopy_fetch_fill_outgoing(s, info) &&
-        postcopy_state_get() >= POSTCOPY_INCOMING_LISTENING) {
-        postcopy_fetch_fill_counts(info, mis->postcopy->fetch->counts);
+    if (!postcopy_fetch_fill_outgoing(migrate_get_current(), info) &&
+        qatomic_read(&fetch->used)) {
+        postcopy_fetch_fill_counts(info, qatomic_read(&fetch->used),
+                                   fetch->counts);
     }
 }
 
@@ -158,12 +181,8 @@ void postcopy_fetch_fill_info(MigrationInfo *info)
 
 bool postcopy_fetch_complete(MigrationIncomingState *mis)
 {
-    for (unsigned i = 0; i < migrate_postcopy_fetch_channels(); i++) {
-        if (!qatomic_read(&mis->postcopy->fetch->channels[i].in)) {
-            return false;
-        }
-    }
-    return true;
+    return !qatomic_read(&mis->postcopy->fetch->agreed) ||
+           qatomic_read(&mis->postcopy->fetch->settled);
 }
 
 /* With the channel's lock, and if it is not active */
@@ -213,9 +232,8 @@ static bool postcopy_fetch_is_there(PostcopyFetchChannel *ch, Error **errp)
 void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
                                         QIOChannel *ioc, Error **errp)
 {
-    unsigned n = migrate_postcopy_fetch_channels();
     PostcopyFetch *fetch = mis->postcopy->fetch;
-    QEMUFile *main_channel = mis->from_src_file;
+    unsigned generation = qatomic_read(&fetch->generation);
     PostcopyFetchChannel *ch;
     PostcopyHello hello;
     unsigned id;
@@ -229,8 +247,9 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
         qio_channel_read_all(ioc, (char *)&hello, sizeof(hello), errp)) {
         return;
     }
-    id = MIN(postcopy_hello_channel(&hello), n - 1);
-    if (!postcopy_hello_check(&hello, n, id, errp)) {
+    id = MIN(postcopy_hello_channel(&hello),
+             MAX(qatomic_read(&fetch->agreed), 1) - 1);
+    if (!postcopy_hello_check(&hello, fetch->token, id, errp)) {
         return;
     }
 
@@ -246,9 +265,9 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
         }
         /* Who pauses takes the main channel away first, then closes these */
         WITH_QEMU_LOCK_GUARD(&fetch->lock) {
-            if (!main_channel || mis->from_src_file != main_channel) {
-                error_setg(errp, "postcopy: fetch channel %u has outlived the "
-                           "main one", id);
+            if (!mis->from_src_file || fetch->settled ||
+                fetch->generation != generation) {
+                error_setg(errp, "postcopy: fetch channel %u is too late", id);
                 return;
             }
             migration_ioc_register_yank(ioc);
@@ -271,10 +290,49 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
 
 /* Starting, and stopping */
 
-bool postcopy_fetch_latch(MigrationIncomingState *mis)
+bool postcopy_fetch_settle(MigrationIncomingState *mis, uint16_t used,
+                           Error **errp)
 {
-    mis->postcopy->fetch->n = migrate_postcopy_fetch_channels();
-    return mis->postcopy->fetch->n;
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+
+    if (used >> fetch->agreed ||
+        (ctpop16(used) < fetch->agreed &&
+         migrate_postcopy_fetch_channels() > 0)) {
+        error_setg(errp, "postcopy: the source uses fetch channels 0x%x in "
+                   "place of %u", used, fetch->agreed);
+        return false;
+    }
+    WITH_QEMU_LOCK_GUARD(&fetch->lock) {
+        if (fetch->settled) {
+            error_setg(errp, "postcopy: the source says twice which fetch "
+                       "channels it uses");
+            return false;
+        }
+        /* From here on none is accepted */
+        qatomic_set(&fetch->settled, true);
+    }
+    for (unsigned i = 0; i < fetch->agreed; i++) {
+        PostcopyFetchChannel *ch = &fetch->channels[i];
+
+        QEMU_LOCK_GUARD(&ch->lock);
+        if (!(used & 1 << i)) {
+            postcopy_fetch_close_channel(ch);
+        } else if (!ch->in) {
+            error_setg(errp, "postcopy: the source has not opened fetch "
+                       "channel %u", i);
+            return false;
+        }
+    }
+    trace_postcopy_fetch_settle(used);
+    qatomic_set(&fetch->used, used);
+    return true;
+}
+
+bool postcopy_fetch_incoming(MigrationIncomingState *mis)
+{
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+
+    return qatomic_read(&fetch->settled) && qatomic_read(&fetch->used);
 }
 
 static void *postcopy_fetch_thread(void *opaque)
@@ -294,11 +352,12 @@ bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
     PostcopyFetch *fetch = mis->postcopy->fetch;
 
     if (!postcopy_fetch_complete(mis)) {
-        error_setg(errp, "postcopy: the source has not opened all of its %u "
-                   "fetch channels", fetch->n);
+        error_setg(errp, "postcopy: the source has not said which fetch "
+                   "channels it uses");
         return false;
     }
-    for (unsigned i = 0; i < fetch->n; i++) {
+    for (unsigned used = fetch->used; used; used &= used - 1) {
+        unsigned i = ctz32(used);
         PostcopyFetchChannel *ch = &fetch->channels[i];
         g_autofree char *name = g_strdup_printf("mig/dst/fetch%u", i);
 
@@ -315,6 +374,9 @@ void postcopy_fetch_stop(MigrationIncomingState *mis)
 {
     PostcopyFetch *fetch = mis->postcopy->fetch;
 
+    WITH_QEMU_LOCK_GUARD(&fetch->lock) {
+        qatomic_inc(&fetch->generation);
+    }
     /* Who starts and stops is one thread at a time: active stays as it is */
     postcopy_fetch_break_incoming(mis);
     for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
@@ -329,5 +391,12 @@ void postcopy_fetch_stop(MigrationIncomingState *mis)
     }
     WITH_QEMU_LOCK_GUARD(&fetch->lock) {
         fetch->ended = 0;
+        qatomic_set(&fetch->settled, false);
     }
+}
+
+void postcopy_fetch_forget(MigrationIncomingState *mis)
+{
+    postcopy_fetch_stop(mis);
+    qatomic_set(&mis->postcopy->fetch->agreed, 0);
 }

@@ -30,8 +30,19 @@ typedef struct PostcopyFetchChannel {
 } PostcopyFetchChannel;
 
 struct PostcopyFetch {
-    /* How many are in use; written by postcopy_fetch_latch() alone */
-    unsigned n;
+    /*
+     * How many both sides have agreed on, 0 before they have.  Atomic, written
+     * with the BQL by the thread that loads the main channel, before LISTEN and
+     * when the migration is over.
+     */
+    unsigned agreed;
+    /* Of the channels of this migration; written before agreed */
+    uint8_t token[POSTCOPY_TOKEN_SIZE];
+    /*
+     * Bits of those in use, or that were before postcopy has paused or ended.
+     * Atomic, written by the thread that loads the main channel.
+     */
+    unsigned used;
     PostcopyFetchChannel channels[POSTCOPY_FETCH_CHANNELS_MAX];
     PostcopyFetchCounts counts[POSTCOPY_FETCH_CHANNELS_MAX];
     /*
@@ -39,6 +50,10 @@ struct PostcopyFetch {
      * channel's in is there.  Held for no more than a shutdown().
      */
     QemuMutex lock;
+    /* The source has said which ones it uses: none is accepted any more */
+    bool settled;
+    /* Counts postcopy_fetch_stop(): a hello from before is none of today's */
+    unsigned generation;
     /* Channels of which the source has told the end */
     unsigned ended;
     QemuCond changed;

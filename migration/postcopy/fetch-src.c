@@ -28,6 +28,7 @@
 #include "migration/qemu-file.h"
 #include "migration/ram.h"
 #include "migration/socket.h"
+#include "migration/savevm.h"
 #include "migration/tls.h"
 #include "migration/yank_functions.h"
 #include "background.h"
@@ -42,9 +43,35 @@
  */
 #define POSTCOPY_FETCH_BATCH (32 * KiB)
 
+/* So long, in ms, the migration waits for channels, while the guest runs */
+#define POSTCOPY_FETCH_CONNECT_MS 2000
+
+typedef enum FetchState {
+    /* The main thread has it, or will: there is no thread */
+    FETCH_CONNECTS,
+    /* Its thread says hello */
+    FETCH_GREETS,
+    /* The destination has answered */
+    FETCH_UP,
+    /* It will not; out tells whether there is a thread */
+    FETCH_DOWN,
+} FetchState;
+
 typedef struct PostcopyFetchSource {
     MigrationState *s;
     unsigned id;
+    /*
+     * Atomic.  Written by the main thread, with MigrationState.qemu_file_lock,
+     * up to GREETS, and then by the channel's
+     */
+    FetchState state;
+    /*
+     * Whoever connects it, the main thread, frees it: written with
+     * MigrationState.qemu_file_lock while it is FETCH_CONNECTS
+     */
+    bool abandoned;
+    /* Why it is FETCH_DOWN; MigrationState.qemu_file_lock */
+    Error *err;
     /* Of its thread */
     QEMUFile *in;
     QemuThread thread;
@@ -64,6 +91,7 @@ typedef struct PostcopyFetchSource {
 
 void postcopy_fetch_init(MigrationState *s)
 {
+    postcopy_fetch_agree_init();
     s->postcopy = g_new0(struct PostcopyOutgoing, 1);
     qemu_sem_init(&s->postcopy->connected, 0);
     qemu_event_init(&s->postcopy->active, false);
@@ -82,24 +110,22 @@ void postcopy_fetch_destroy(MigrationState *s)
 
 void postcopy_fetch_begin(MigrationState *s)
 {
-    qatomic_set(&s->postcopy->answered, false);
+    qatomic_set(&s->postcopy->agreed, 0);
+    qatomic_set(&s->postcopy->used, 0);
+    memset(&s->postcopy->offer, 0, sizeof(s->postcopy->offer));
     postcopy_background_reset(s);
     postcopy_first_reset(&s->postcopy->first);
-}
-
-void postcopy_fetch_answered(MigrationState *s)
-{
-    qatomic_set(&s->postcopy->answered, true);
 }
 
 bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info)
 {
     QEMU_LOCK_GUARD(&s->qemu_file_lock);
-    if (!s->postcopy->counts) {
-        return false;
+    unsigned used = qatomic_read(&s->postcopy->used);
+
+    if (used) {
+        postcopy_fetch_fill_counts(info, used, s->postcopy->counts);
     }
-    postcopy_fetch_fill_counts(info, s->postcopy->counts);
-    return true;
+    return used;
 }
 
 /* Connecting */
@@ -110,128 +136,160 @@ static bool postcopy_fetch_is_given_up(MigrationState *s)
            migrate_has_error(s);
 }
 
-static void postcopy_fetch_connected(MigrationState *s, QIOChannel *ioc,
-                                     Error *err)
+static void postcopy_fetch_free(PostcopyFetchSource *ch)
+{
+    error_free(ch->err);
+    qemu_mutex_destroy(&ch->lock);
+    g_free(ch);
+}
+
+/* With qemu_file_lock: @ch is up if there is no @err, which this takes */
+static void postcopy_fetch_settled(PostcopyFetchSource *ch, Error *err)
 {
     if (err) {
-        migrate_set_error(s, err);
-        error_free(err);
+        trace_postcopy_fetch_not_up(ch->id, error_get_pretty(err));
     } else {
-        migration_ioc_register_yank(ioc);
-        QEMU_LOCK_GUARD(&s->qemu_file_lock);
-        s->postcopy->ioc = QIO_CHANNEL(object_ref(OBJECT(ioc)));
+        trace_postcopy_fetch_up(ch->id);
     }
-    qemu_sem_post(&s->postcopy->connected);
-}
-
-static void postcopy_fetch_tls_done(QIOTask *task, gpointer opaque)
-{
-    g_autoptr(QIOChannel) ioc = QIO_CHANNEL(qio_task_get_source(task));
-    MigrationState *s = opaque;
-    Error *err = NULL;
-
-    if (migration_tls_handshake_end(s, task, &err)) {
-        postcopy_fetch_connected(s, ioc, err);
-    }
-}
-
-static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
-{
-    g_autoptr(QIOChannel) ioc = QIO_CHANNEL(qio_task_get_source(task));
-    MigrationState *s = opaque;
-    QIOChannelTLS *tioc;
-    Error *err = NULL;
-
-    if (qio_task_propagate_error(task, &err)) {
-        postcopy_fetch_connected(s, ioc, err);
-        return;
-    }
-    /* The last segment of a page that somebody waits for must not wait */
-    qio_channel_set_delay(ioc, false);
-    if (!migrate_channel_requires_tls_upgrade(ioc) ||
-        postcopy_fetch_is_given_up(s)) {
-        postcopy_fetch_connected(s, ioc, NULL);
-        return;
-    }
-    tioc = migration_tls_client_create(ioc, s->hostname, &err);
-    if (!tioc) {
-        postcopy_fetch_connected(s, ioc, err);
-        return;
-    }
-    qio_channel_set_name(QIO_CHANNEL(tioc), "migration-tls-fetch");
-    migration_tls_handshake(s, tioc, postcopy_fetch_tls_done);
-}
-
-static bool postcopy_fetch_greet(QIOChannel *ioc, unsigned id, Error **errp)
-{
-    ERRP_GUARD();
-    unsigned channels = migrate_postcopy_fetch_channels();
-    PostcopyHello hello = postcopy_hello(channels, id);
-
-    if (qio_channel_write_all(ioc, (char *)&hello, sizeof(hello), errp) ||
-        qio_channel_read_all(ioc, (char *)&hello, sizeof(hello), errp)) {
-        error_prepend(errp, "postcopy: the destination has not answered on "
-                      "fetch channel %u: ", id);
-        return false;
-    }
-    return postcopy_hello_check(&hello, channels, id, errp);
+    ch->err = err;
+    qatomic_store_release(&ch->state, err ? FETCH_DOWN : FETCH_UP);
+    qemu_sem_post(&ch->s->postcopy->connected);
 }
 
 static void *postcopy_fetch_source_thread(void *opaque);
+static void postcopy_fetch_shutdown(GPtrArray *channels);
+static void postcopy_fetch_free_all(MigrationState *s, GPtrArray *channels);
 
-/* Connect channel @id.  Returns false after an error, which is in @s. */
-static bool postcopy_fetch_open_one(MigrationState *s, unsigned id)
+/* In the main thread */
+static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
 {
-    g_autofree char *name = g_strdup_printf("mig/src/fetch%u", id);
-    PostcopyFetchSource *ch;
+    g_autoptr(QIOChannel) ioc = QIO_CHANNEL(qio_task_get_source(task));
+    PostcopyFetchSource *ch = opaque;
+    g_autofree char *name = g_strdup_printf("mig/src/fetch%u", ch->id);
+    MigrationState *s = ch->s;
+    QIOChannelTLS *tioc;
     Error *err = NULL;
-    QIOChannel *ioc;
 
-    socket_send_channel_create(postcopy_fetch_socket_done, s);
-    qemu_sem_wait(&s->postcopy->connected);
-    /* While this thread waits for an answer, ioc is there to be broken */
-    ioc = s->postcopy->ioc;
-    if (!ioc) {
-        return false;
-    }
-    qio_channel_set_name(ioc, "migration-fetch");
-    if (postcopy_fetch_is_given_up(s) ||
-        !postcopy_fetch_greet(ioc, id, &err)) {
-        if (err) {
-            migrate_set_error(s, err);
-            error_free(err);
+    if (!qio_task_propagate_error(task, &err)) {
+        /* The last segment of a page that somebody waits for must not wait */
+        qio_channel_set_delay(ioc, false);
+        qio_channel_set_name(ioc, "migration-fetch");
+        if (migrate_channel_requires_tls_upgrade(ioc)) {
+            tioc = migration_tls_client_create(ioc, s->hostname, &err);
+            object_unref(OBJECT(g_steal_pointer(&ioc)));
+            ioc = tioc ? QIO_CHANNEL(tioc) : NULL;
         }
+    }
+    QEMU_LOCK_GUARD(&s->qemu_file_lock);
+    if (ch->abandoned) {
+        error_free(err);
+        postcopy_fetch_free(ch);
+    } else if (err) {
+        postcopy_fetch_settled(ch, err);
+    } else {
+        migration_ioc_register_yank(ioc);
+        ch->out = qemu_file_new_output(ioc);
+        ch->in = qemu_file_get_return_path(ch->out);
+        qatomic_set(&ch->state, FETCH_GREETS);
+        qemu_thread_create(&ch->thread, name, postcopy_fetch_source_thread, ch,
+                           QEMU_THREAD_JOINABLE);
+    }
+}
+
+/* Of the channel's thread: until the destination has answered, or @errp is set */
+static void postcopy_fetch_greet(PostcopyFetchSource *ch, Error **errp)
+{
+    const uint8_t *token = ch->s->postcopy->offer.token;
+    QIOChannel *ioc = qemu_file_get_ioc(ch->out);
+    PostcopyHello hello = postcopy_hello(token, ch->id);
+
+    if (object_dynamic_cast(OBJECT(ioc), TYPE_QIO_CHANNEL_TLS) &&
+        !migration_tls_handshake_in_thread(QIO_CHANNEL_TLS(ioc), errp)) {
+        return;
+    }
+    if (!qio_channel_write_all(ioc, (char *)&hello, sizeof(hello), errp) &&
+        !qio_channel_read_all(ioc, (char *)&hello, sizeof(hello), errp)) {
+        postcopy_hello_check(&hello, token, ch->id, errp);
+    }
+}
+
+static void postcopy_fetch_connect(MigrationState *s, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        PostcopyFetchSource *ch = g_new0(PostcopyFetchSource, 1);
+
+        ch->s = s;
+        ch->id = i;
+        qemu_mutex_init(&ch->lock);
         WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
-            s->postcopy->ioc = NULL;
+            g_ptr_array_add(s->postcopy->channels, ch);
         }
-        migration_ioc_unregister_yank(ioc);
-        qio_channel_close(ioc, NULL);
-        object_unref(OBJECT(ioc));
-        return false;
+        socket_send_channel_create(postcopy_fetch_socket_done, ch);
     }
+}
 
-    ch = g_new0(PostcopyFetchSource, 1);
-    ch->s = s;
-    ch->id = id;
-    qemu_mutex_init(&ch->lock);
-    ch->out = qemu_file_new_output(ioc);
-    ch->in = qemu_file_get_return_path(ch->out);
-    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
-        s->postcopy->ioc = NULL;
-        g_ptr_array_add(s->postcopy->channels, ch);
+/* Wait until each channel is up or down, for CONNECT_MS at most */
+static void postcopy_fetch_wait(MigrationState *s)
+{
+    int64_t now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
+    int64_t end = now + POSTCOPY_FETCH_CONNECT_MS;
+    GPtrArray *channels = s->postcopy->channels;
+
+    while (now < end && !postcopy_fetch_is_given_up(s)) {
+        unsigned settled = 0;
+
+        for (guint i = 0; i < channels->len; i++) {
+            PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
+
+            settled += qatomic_read(&ch->state) >= FETCH_UP;
+        }
+        if (settled == channels->len) {
+            return;
+        }
+        qemu_sem_timedwait(&s->postcopy->connected, end - now);
+        now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
     }
-    object_unref(OBJECT(ioc));
-    qemu_thread_create(&ch->thread, name, postcopy_fetch_source_thread, ch,
-                       QEMU_THREAD_JOINABLE);
-    trace_postcopy_fetch_open(id);
-    return true;
+}
+
+/*
+ * Close all channels that are not up.  Returns those that are, as bits, and for
+ * others in @why the reason, which the caller frees, of the first of them.
+ */
+static uint16_t postcopy_fetch_close_rest(MigrationState *s, char **why)
+{
+    g_autoptr(GPtrArray) rest = g_ptr_array_new();
+    GPtrArray *channels = s->postcopy->channels;
+    uint16_t used = 0;
+
+    WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+        for (guint i = 0; i < channels->len;) {
+            PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
+
+            if (qatomic_load_acquire(&ch->state) == FETCH_UP) {
+                used |= 1 << ch->id;
+                i++;
+                continue;
+            }
+            if (!*why) {
+                *why = ch->err ? g_strdup(error_get_pretty(ch->err)) :
+                       g_strdup("no answer within "
+                                stringify(POSTCOPY_FETCH_CONNECT_MS) " ms");
+            }
+            g_ptr_array_add(rest, g_ptr_array_steal_index(channels, i));
+        }
+        postcopy_fetch_shutdown(rest);
+    }
+    postcopy_fetch_free_all(s, rest);
+    return used;
 }
 
 bool postcopy_fetch_open(MigrationState *s, Error **errp)
 {
-    unsigned n = migrate_postcopy_fetch_channels();
+    unsigned agreed = qatomic_load_acquire(&s->postcopy->agreed), n;
+    g_autofree char *why = NULL;
+    uint16_t used;
 
-    if (!n) {
+    if (!agreed) {
         return true;
     }
     assert(!s->postcopy->channels);
@@ -244,33 +302,32 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp)
         }
         s->postcopy->channels = g_ptr_array_new();
     }
-    for (unsigned i = 0; i < n; i++) {
-        if (!postcopy_fetch_open_one(s, i)) {
-            postcopy_fetch_close(s);
-            error_setg(errp, "postcopy: fetch channel %u of %u cannot be opened",
-                       i, n);
-            return false;
+    /* A recovery may be by a way that connects once */
+    if (socket_outgoing_can_connect()) {
+        postcopy_fetch_connect(s, agreed);
+    } else {
+        why = g_strdup("this migration's connection cannot be made again");
+    }
+    postcopy_fetch_wait(s);
+    used = postcopy_fetch_close_rest(s, &why);
+    n = ctpop16(used);
+    if (postcopy_fetch_is_given_up(s)) {
+        error_setg(errp, "postcopy: given up while fetch channels were opened");
+    } else if (n < agreed && s->postcopy->strict) {
+        error_setg(errp, "postcopy: %u of %u fetch channels can be opened: %s",
+                   n, agreed, why);
+    } else {
+        if (n < agreed) {
+            warn_report("postcopy: %u fetch channels in place of %u: %s", n,
+                        agreed, why);
         }
+        trace_postcopy_fetch_open(n, agreed);
+        qatomic_set(&s->postcopy->used, used);
+        qemu_savevm_send_postcopy_fetch(s->to_dst_file, used);
+        return true;
     }
-    return true;
-}
-
-void postcopy_fetch_explain(MigrationState *s)
-{
-    Error *error = NULL;
-
-    if (!migrate_postcopy_fetch_channels() ||
-        qatomic_read(&s->postcopy->answered)) {
-        return;
-    }
-    QEMU_LOCK_GUARD(&s->error_mutex);
-    error_setg(&error, "%s; the destination has ended the connection without "
-               "an answer, as it does if postcopy-fetch-channels is not %u "
-               "there, or not known",
-               s->error ? error_get_pretty(s->error) : "Connection lost",
-               migrate_postcopy_fetch_channels());
-    error_free(s->error);
-    s->error = error;
+    postcopy_fetch_close(s);
+    return false;
 }
 
 /* Serving */
@@ -430,6 +487,14 @@ static void *postcopy_fetch_source_thread(void *opaque)
     Error *err = NULL;
 
     rcu_register_thread();
+    postcopy_fetch_greet(ch, &err);
+    WITH_QEMU_LOCK_GUARD(&ch->s->qemu_file_lock) {
+        postcopy_fetch_settled(ch, err);
+    }
+    if (err) {
+        rcu_unregister_thread();
+        return NULL;
+    }
     while (postcopy_frame_get(ch->in, &frame, false, &err)) {
         stat64_add(&counts->requests, 1);
         /* Until then what is clean is released, and a failure may return */
@@ -488,47 +553,65 @@ void postcopy_fetch_send_end(MigrationState *s)
     }
 }
 
-/* Who breaks the channels breaks the main one too, and says why */
-static void postcopy_fetch_shutdown(MigrationState *s)
+/*
+ * So that no thread waits for one of @channels any more.  With qemu_file_lock.
+ * Whoever breaks those that are up breaks the main one too, and says why.
+ */
+static void postcopy_fetch_shutdown(GPtrArray *channels)
 {
-    GPtrArray *channels = s->postcopy->channels;
-
-    if (s->postcopy->ioc) {
-        qio_channel_shutdown(s->postcopy->ioc, QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
-    }
-    qemu_event_set(&s->postcopy->active);
-    for (guint i = 0; channels && i < channels->len; i++) {
+    for (guint i = 0; i < channels->len; i++) {
         PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
 
         qatomic_set(&ch->ended, true);
-        /* The thread meets the end, and marks its QEMUFiles by itself */
-        qio_channel_shutdown(qemu_file_get_ioc(ch->in),
-                             QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
+        if (ch->in) {
+            /* The thread meets the end, and marks its QEMUFiles by itself */
+            qio_channel_shutdown(qemu_file_get_ioc(ch->in),
+                                 QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
+        }
+    }
+}
+
+/* Those of @channels, which are shut down, that are not connecting any more */
+static void postcopy_fetch_free_all(MigrationState *s, GPtrArray *channels)
+{
+    for (guint i = 0; i < channels->len; i++) {
+        PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
+
+        WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
+            if (qatomic_read(&ch->state) == FETCH_CONNECTS) {
+                ch->abandoned = true;
+                continue;
+            }
+        }
+        if (ch->out) {
+            qemu_thread_join(&ch->thread);
+            migration_ioc_unregister_yank_from_file(ch->out);
+            qemu_fclose(ch->in);
+            qemu_fclose(ch->out);
+        }
+        postcopy_fetch_free(ch);
     }
 }
 
 void postcopy_fetch_break(MigrationState *s)
 {
     QEMU_LOCK_GUARD(&s->qemu_file_lock);
-    postcopy_fetch_shutdown(s);
+    if (s->postcopy->channels) {
+        postcopy_fetch_shutdown(s->postcopy->channels);
+    }
+    qemu_event_set(&s->postcopy->active);
+    qemu_sem_post(&s->postcopy->connected);
 }
 
 void postcopy_fetch_close(MigrationState *s)
 {
     g_autoptr(GPtrArray) channels = NULL;
 
+    postcopy_fetch_break(s);
     WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
-        postcopy_fetch_shutdown(s);
         channels = g_steal_pointer(&s->postcopy->channels);
     }
-    for (guint i = 0; channels && i < channels->len; i++) {
-        PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
-
-        qemu_thread_join(&ch->thread);
-        migration_ioc_unregister_yank_from_file(ch->out);
-        qemu_fclose(ch->in);
-        qemu_fclose(ch->out);
-        qemu_mutex_destroy(&ch->lock);
-        g_free(ch);
+    if (channels) {
+        postcopy_fetch_free_all(s, channels);
     }
 }

@@ -22,17 +22,20 @@ typedef struct QEMU_PACKED PostcopyFrameHeader {
     uint64_t offset;
 } PostcopyFrameHeader;
 
-QEMU_BUILD_BUG_ON(sizeof(PostcopyHello) != 12);
+QEMU_BUILD_BUG_ON(sizeof(PostcopyHello) != 24);
+QEMU_BUILD_BUG_ON(sizeof(PostcopyFetchOffer) != 18);
 QEMU_BUILD_BUG_ON(sizeof(PostcopyFrameHeader) != 16);
 
-PostcopyHello postcopy_hello(unsigned channels, unsigned channel)
+PostcopyHello postcopy_hello(const uint8_t *token, unsigned channel)
 {
-    return (PostcopyHello) {
+    PostcopyHello hello = {
         .magic = cpu_to_be32(POSTCOPY_HELLO_MAGIC),
         .version = cpu_to_be16(POSTCOPY_HELLO_VERSION),
-        .channels = cpu_to_be16(channels),
         .channel = cpu_to_be16(channel),
     };
+
+    memcpy(hello.token, token, POSTCOPY_TOKEN_SIZE);
+    return hello;
 }
 
 unsigned postcopy_hello_channel(const PostcopyHello *hello)
@@ -40,7 +43,7 @@ unsigned postcopy_hello_channel(const PostcopyHello *hello)
     return be16_to_cpu(hello->channel);
 }
 
-bool postcopy_hello_check(const PostcopyHello *hello, unsigned channels,
+bool postcopy_hello_check(const PostcopyHello *hello, const uint8_t *token,
                           unsigned channel, Error **errp)
 {
     if (be32_to_cpu(hello->magic) != POSTCOPY_HELLO_MAGIC) {
@@ -51,13 +54,12 @@ bool postcopy_hello_check(const PostcopyHello *hello, unsigned channels,
         error_setg(errp, "postcopy: fetch channels of version %u, known here "
                    "is %u", be16_to_cpu(hello->version),
                    POSTCOPY_HELLO_VERSION);
-    } else if (be16_to_cpu(hello->channels) != channels) {
-        error_setg(errp, "postcopy: the peer has %u fetch channels, this QEMU "
-                   "%u: set postcopy-fetch-channels to the same number",
-                   be16_to_cpu(hello->channels), channels);
-    } else if (postcopy_hello_channel(hello) != channel || hello->zero) {
+    } else if (postcopy_hello_channel(hello) != channel) {
         error_setg(errp, "postcopy: fetch channel %u in place of %u",
                    postcopy_hello_channel(hello), channel);
+    } else if (memcmp(hello->token, token, POSTCOPY_TOKEN_SIZE)) {
+        error_setg(errp, "postcopy: fetch channel %u is of another migration",
+                   channel);
     } else {
         return true;
     }

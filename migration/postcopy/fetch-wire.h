@@ -14,17 +14,28 @@
 
 /* "QPFC": a connection that begins so is a fetch channel */
 #define POSTCOPY_HELLO_MAGIC 0x51504643
-#define POSTCOPY_HELLO_VERSION 4
+#define POSTCOPY_HELLO_VERSION 5
+
+/* Ties channels to their migration */
+#define POSTCOPY_TOKEN_SIZE 16
 
 /* The first that each side says.  Big endian. */
 typedef struct QEMU_PACKED PostcopyHello {
     uint32_t magic;
     uint16_t version;
-    uint16_t channels;
     /* From 0 on */
     uint16_t channel;
-    uint16_t zero;
+    uint8_t token[POSTCOPY_TOKEN_SIZE];
 } PostcopyHello;
+
+/*
+ * The destination's message on the return path, before the PONG that says how
+ * many channels it takes.  Big endian.
+ */
+typedef struct QEMU_PACKED PostcopyFetchOffer {
+    uint16_t channels;
+    uint8_t token[POSTCOPY_TOKEN_SIZE];
+} PostcopyFetchOffer;
 
 /* In bytes, of whole host pages; one host page may be larger */
 #define POSTCOPY_FRAME_MAX_LENGTH (1u << 20)
@@ -49,9 +60,10 @@ typedef struct PostcopyFrame {
     ram_addr_t length;
 } PostcopyFrame;
 
-PostcopyHello postcopy_hello(unsigned channels, unsigned channel);
+/* @token: of POSTCOPY_TOKEN_SIZE bytes */
+PostcopyHello postcopy_hello(const uint8_t *token, unsigned channel);
 /* Returns whether @hello, from a peer, is what postcopy_hello() would return */
-bool postcopy_hello_check(const PostcopyHello *hello, unsigned channels,
+bool postcopy_hello_check(const PostcopyHello *hello, const uint8_t *token,
                           unsigned channel, Error **errp);
 /* Its channel number, in this host's order of bytes */
 unsigned postcopy_hello_channel(const PostcopyHello *hello);

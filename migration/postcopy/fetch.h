@@ -28,9 +28,19 @@ typedef struct PostcopyFetchCounts {
 } PostcopyFetchCounts;
 
 typedef struct PostcopyFetch PostcopyFetch;
+typedef struct PostcopyFetchOffer PostcopyFetchOffer;
 
 /* Fill in what each channel has done, of the side that this QEMU is */
 void postcopy_fetch_fill_info(MigrationInfo *info);
+
+/*
+ * How many channels both sides have agreed on.  If any, there is no preempt
+ * channel, even if it turns out that none can be connected.  Any thread.
+ */
+unsigned postcopy_fetch_agreed(void);
+
+/* With the BQL, once: channels are one of the peers' features */
+void postcopy_fetch_agree_init(void);
 
 /* Source */
 
@@ -38,32 +48,32 @@ void postcopy_fetch_fill_info(MigrationInfo *info);
 void postcopy_fetch_init(MigrationState *s);
 void postcopy_fetch_destroy(MigrationState *s);
 
-/* A migration begins: the destination has not answered yet */
+/* A migration begins: nothing is agreed on.  BQL, no migration thread. */
 void postcopy_fetch_begin(MigrationState *s);
 
-/* In the thread of the return path: the destination has answered a PING */
-void postcopy_fetch_answered(MigrationState *s);
+/* In the thread of the return path: the destination has said so */
+void postcopy_fetch_offered(MigrationState *s, const PostcopyFetchOffer *offer);
+
+/* How many channels are in use.  Any thread. */
+unsigned postcopy_fetch_outgoing(void);
 
 /* Fill in what the last migration has done, if it has opened channels */
 bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info);
-void postcopy_fetch_fill_counts(MigrationInfo *info,
+void postcopy_fetch_fill_counts(MigrationInfo *info, unsigned used,
                                 PostcopyFetchCounts *counts);
 
 /*
- * Connect all channels, and wait until the destination has answered.  In the
- * migration thread, without the BQL.  The guest still runs, or a recovery has
- * begun; if this fails, all are closed.
+ * Connect the channels that both sides have agreed on, at the same time, use
+ * those that the destination has answered within two seconds, and tell it on
+ * the main channel which ones these are.  In the migration thread, without the
+ * BQL; the guest still runs, or a recovery has begun.  Returns false and sets
+ * @errp if the migration or recovery has been given up meanwhile, or if fewer
+ * came up than one side has set; then all are closed.
  */
 bool postcopy_fetch_open(MigrationState *s, Error **errp);
 
 /* The status is postcopy-active: requests are answered from here on */
 void postcopy_fetch_go(MigrationState *s);
-
-/*
- * The migration fails: if the destination has refused the stream, tell what it
- * may have against it, in the error of @s.
- */
-void postcopy_fetch_explain(MigrationState *s);
 
 /* All that was to be sent has been: tell the destination on each channel */
 void postcopy_fetch_send_end(MigrationState *s);
@@ -87,10 +97,16 @@ unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
                                const PostcopyPage *page);
 
 /*
- * Whether the channels of this migration are there, if there are to be any.
- * Takes no lock.
+ * Whether no channel is awaited: none was agreed on, or the source has said which
+ * ones it uses.  Takes no lock.
  */
 bool postcopy_fetch_complete(MigrationIncomingState *mis);
+
+/*
+ * With the BQL: the source advises of postcopy.  Returns false and sets @errp if
+ * this side has set a number and has not been asked for it.
+ */
+bool postcopy_fetch_advised(MigrationIncomingState *mis, Error **errp);
 
 /*
  * A connection has come that is not the main one.  Waits for what it says
@@ -100,10 +116,14 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
                                         QIOChannel *ioc, Error **errp);
 
 /*
- * Postcopy begins, and no page has been missed: read the parameter, which stays
- * what it is.  Returns whether pages are requested by channels.
+ * The source uses the channels whose bits are in @used: close the others.  In
+ * the thread that loads the main channel, before LISTEN or in a recovery.
  */
-bool postcopy_fetch_latch(MigrationIncomingState *mis);
+bool postcopy_fetch_settle(MigrationIncomingState *mis, uint16_t used,
+                           Error **errp);
+
+/* Whether pages are requested by channels.  Any thread. */
+bool postcopy_fetch_incoming(MigrationIncomingState *mis);
 
 /*
  * From here on pages may be requested; a thread receives on each channel.
@@ -122,5 +142,8 @@ void postcopy_fetch_break_incoming(MigrationIncomingState *mis);
  * when postcopy pauses.  Requests that come later fail.
  */
 void postcopy_fetch_stop(MigrationIncomingState *mis);
+
+/* The incoming migration is over: nothing is agreed on.  BQL. */
+void postcopy_fetch_forget(MigrationIncomingState *mis);
 
 #endif

@@ -173,7 +173,7 @@ struct PostcopyFile {
 bool postcopy_file_check(Error **errp)
 {
     const char *what = migrate_postcopy_preempt() ? "postcopy-preempt" :
-                       migrate_postcopy_fetch_channels() ?
+                       migrate_postcopy_fetch_channels() > 0 ?
                        "postcopy-fetch-channels" : NULL;
 
     if (!migrate_mapped_ram() || !migrate_postcopy_ram() || !what) {

@@ -21,8 +21,9 @@ struct PostcopyIncoming {
     /* Pages that were requested and have not been received; constant */
     PostcopyRequests *requests;
     /*
-     * Where they are requested.  Written with the BQL before the first vCPU
-     * runs and before the fault thread is created, NULL before the first time.
+     * Where they are requested.  Atomic, NULL before the first time.  Written
+     * with the BQL before the first vCPU runs and before the fault thread is
+     * created, and by recoveries before they list the pages.
      */
     const PostcopySource *source;
     /*

@@ -9,19 +9,19 @@
 
 #include "io/channel.h"
 #include "background.h"
+#include "fetch-wire.h"
 #include "fetch.h"
 #include "first.h"
 
-/*
- * MigrationState.postcopy.  The migration thread changes channels and ioc, with
- * MigrationState.qemu_file_lock, and others look with it.
- */
+/* MigrationState.postcopy */
 struct PostcopyOutgoing {
-    /* PostcopyFetchSource: those that are open; or NULL */
+    /*
+     * PostcopyFetchSource: those that are open or being opened; or NULL.  The
+     * migration thread changes it, with MigrationState.qemu_file_lock, and
+     * others look with it.
+     */
     GPtrArray *channels;
-    /* One that is being opened, or NULL */
-    QIOChannel *ioc;
-    /* It has been connected, or will not be */
+    /* Posted when a channel is up, or will not be, or all are broken */
     QemuSemaphore connected;
     /* Requests are answered: post-copy has begun, or all is to end */
     QemuEvent active;
@@ -30,8 +30,17 @@ struct PostcopyOutgoing {
      * pointer is written with MigrationState.qemu_file_lock.
      */
     PostcopyFetchCounts *counts;
-    /* The destination has answered a PING; atomic */
-    bool answered;
+    /*
+     * How many channels both sides have agreed on, 0 before they have: atomic,
+     * written by the thread of the return path behind the two below, which stay
+     * then.
+     */
+    unsigned agreed;
+    PostcopyFetchOffer offer;
+    /* Fewer than agreed must not be used: one side has set a number */
+    bool strict;
+    /* Bits of those in use: atomic, written by the migration thread */
+    unsigned used;
     PostcopyBackground background;
     PostcopyFirst first;
 };

@@ -17,7 +17,7 @@ static int return_path_request(MigrationIncomingState *mis,
 {
     int ret;
 
-    /* A vCPU does not wait for who sends the bitmap of a recovery */
+    /* A vCPU does not wait for the thread that sends a recovery's bitmap */
     if (qatomic_read(&mis->postcopy->hold_requests)) {
         return -EIO;
     }

@@ -12,9 +12,8 @@
 /*
  * Where the destination has its pages from.  All requests of one postcopy go
  * through the PostcopySource that postcopy_fault_start() stores in
- * PostcopyIncoming.source before any page can be missed.  It stays for
- * recoveries: they have the same channels, whose number cannot be set while an
- * incoming migration is under way.
+ * PostcopyIncoming.source before any page can be missed, and recoveries anew:
+ * they may come up with another number of channels, or none.
  *
  * A PostcopySource is constant and lives for ever.  Any thread may call its
  * functions, with or without the BQL, but without PostcopyRequests.lock and

@@ -62,7 +62,7 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "kvm_guest_time_stop", "kvm_guest_time_start", "kvm_guest_time_clock",
          "kvm_guest_time_offset",
          "guest_time_no_instant", "guest_time_stop", "guest_time_start", "guest_time_fall_back", "guest_time_gap",
-         "guest_time_answer", "guest_time_pong", "source_return_path_thread_pong", "vmclock_update",
+         "guest_time_answer", "peer_pong", "source_return_path_thread_pong", "vmclock_update",
          "vhost_user_postcopy_end_entry",
          "kvm_arm_guest_time_stop", "kvm_arm_guest_time_start", "kvm_arm_guest_time_offset",
          "kvm_arm_guest_time_one_offset")
@@ -151,6 +151,7 @@ class BaseSide(ABC):
                  traced: bool = True, wrapper: Sequence[str] = ()) -> None:
         self.lab = lab
         self.name = name
+        self.qemu = qemu
         self.console = f"{lab.tmp}/{name}.console"
         self.trace_log = f"{lab.tmp}/{name}.trace"
         self.logs = [self.console, self.trace_log]      # what is kept of a test that fails
@@ -407,6 +408,8 @@ class Plan:
     wrapper: Sequence[str] = ()
 
 
+# A value of postcopy-fetch-channels
+Fetch = int | str
 AnySide = TypeVar("AnySide", bound=BaseSide)
 AnyWire = TypeVar("AnyWire", bound=Wire)
 
@@ -416,7 +419,7 @@ class BasePair(ABC, Generic[AnySide]):
     capabilities: beside postcopy-ram, or None for pre-copy alone; source_options,
     destination_options: more words of their command lines; tls: directory in L1 with keys.psk;
     traced: write a trace, for Side.trace(); wrapper, source_wrapper: words before a side's command;
-    destination_lab: another L1 for it; fetch: postcopy-fetch-channels of both, or of each; other
+    destination_lab: another L1 for it; fetch: postcopy-fetch-channels of both, or of each, if the QEMU knows it; other
     options: as for guest.arguments()."""
 
     side_type: type[AnySide]
@@ -426,7 +429,7 @@ class BasePair(ABC, Generic[AnySide]):
                  capabilities: Sequence[str] | None = ("postcopy-preempt",), source_options: Sequence[str] = (),
                  destination_options: Sequence[str] = (), cpus: int = 4, tls: str | None = None, traced: bool = True,
                  wrapper: Sequence[str] = (), source_wrapper: Sequence[str] = (),
-                 destination_lab: Place | None = None, fetch: int | tuple[int, int] = 0, **options: Any) -> None:
+                 destination_lab: Place | None = None, fetch: Fetch | tuple[Fetch, Fetch] = 0, **options: Any) -> None:
         self.lab = lab
         self.destination_lab = destination_lab or lab
         self.cpus = cpus
@@ -469,7 +472,7 @@ class BasePair(ABC, Generic[AnySide]):
                 if self.tls:
                     side.cmd("migrate-set-parameters", tls_creds="tls")
             for side, channels in zip(self.sides, self.fetch, strict=True):
-                if channels:
+                if channels != "auto" and side.qemu in (FORK, INJECT):
                     side.cmd("migrate-set-parameters", postcopy_fetch_channels=channels)
             if self.exits:
                 self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)

@@ -27,6 +27,8 @@
 #include "exec/ramblock.h"
 #include "io/channel-buffer.h"
 #include "migration/migration.h"
+#include "migration/postcopy/fetch-dst.h"
+#include "migration/postcopy/incoming.h"
 #include "migration/postcopy-ram.h"
 #include "migration/qemu-file.h"
 #include "migration/savevm.h"
@@ -161,7 +163,8 @@ static void fuzz_set_options(const uint8_t *options)
         c->state = true;
         QAPI_LIST_PREPEND(list, c);
     }
-    p->postcopy_fetch_channels =
+    p->postcopy_fetch_channels->type = QTYPE_QNUM;
+    p->postcopy_fetch_channels->u.number =
         (options[0] & FUZZ_FETCH) == FUZZ_FETCH ? FUZZ_FETCH_CHANNELS : 0;
     /* Those that do not fit together are refused */
     qmp_migrate_set_capabilities(list, NULL);
@@ -320,6 +323,19 @@ static void fuzz_open(int i)
     fuzz_opened(i, fd);
 }
 
+/* Of a fetch channel's hello, its token becomes that of this migration */
+static void fuzz_set_token(uint8_t *data, size_t size)
+{
+    PostcopyHello *hello = (void *)data;
+
+    if (size >= sizeof(*hello) &&
+        ldl_be_p(&hello->magic) == POSTCOPY_HELLO_MAGIC) {
+        memcpy(hello->token,
+               migration_incoming_get_current()->postcopy->fetch->token,
+               sizeof(hello->token));
+    }
+}
+
 static void fuzz_send(int fd, const uint8_t *data, size_t left)
 {
     ssize_t n;
@@ -432,7 +448,10 @@ static void fuzz_run(const FuzzRecord *r)
         if (fuzz_side == FUZZ_FILE) {
             fuzz_write_file(r->data, r->length);
         } else if (fd >= 0) {
-            fuzz_send(fd, r->data, r->length);
+            g_autofree uint8_t *data = g_memdup2(r->data, r->length);
+
+            fuzz_set_token(data, r->length);
+            fuzz_send(fd, data, r->length);
         }
         break;
     case FUZZ_CLOSE:

@@ -1,0 +1,176 @@
+/*
+ * Postcopy: how both ends agree on a number of fetch channels
+ *
+ * The source asks for a number by the first PING, and the destination answers
+ * with the one that there is to be.  Before, it tells a token, by which it knows
+ * the channels of this migration.  That number stays, for recoveries too; how
+ * many of the channels are used is said whenever they have been connected.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/atomic.h"
+#include "qemu/bswap.h"
+#include "qemu/host-utils.h"
+#include "qemu/rcu.h"
+#include "qapi/error.h"
+#include "qapi/qapi-types-migration.h"
+#include "crypto/random.h"
+#include "hw/core/cpu.h"
+#include "migration/options.h"
+#include "migration/socket.h"
+#include "fetch-dst.h"
+#include "fetch.h"
+#include "incoming.h"
+#include "outgoing.h"
+#include "peer.h"
+#include "trace.h"
+
+/*
+ * What 'auto' asks for: a channel for so many vCPUs, since fewer leave a
+ * channel's threads idle; no more than processors on which QEMU's threads may
+ * run, and no more than these
+ */
+#define AUTO_VCPUS 4
+#define AUTO_MOST  4
+
+/* How many channels this side wants; @strict: this many or no migration */
+static unsigned fetch_wanted(bool *strict)
+{
+    int set = migrate_postcopy_fetch_channels();
+    unsigned vcpus = 0;
+    CPUState *cpu;
+
+    *strict = set > 0;
+    if (set >= 0) {
+        return set;
+    }
+    WITH_RCU_READ_LOCK_GUARD() {
+        CPU_FOREACH(cpu) {
+            vcpus++;
+        }
+    }
+    return MIN(MIN(DIV_ROUND_UP(vcpus, AUTO_VCPUS), AUTO_MOST),
+               g_get_num_processors());
+}
+
+static uint32_t fetch_ask(MigrationState *s)
+{
+    bool strict;
+    unsigned n = fetch_wanted(&strict);
+
+    /* A preempt channel of old machine types is connected before the answer */
+    if (!socket_outgoing_can_connect() ||
+        (s->preempt_pre_7_2 && migrate_postcopy_preempt())) {
+        n = 0;
+    }
+    return n | (n && strict ? PEER_FETCH_STRICT : 0);
+}
+
+static uint32_t fetch_answer(MigrationIncomingState *mis, uint32_t asked)
+{
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+    PostcopyFetchOffer offer = { };
+    unsigned theirs = asked & PEER_FETCH_CHANNELS;
+    bool strict;
+    unsigned n = fetch_wanted(&strict);
+
+    if (!theirs || theirs > POSTCOPY_FETCH_CHANNELS_MAX ||
+        !socket_incoming_listens()) {
+        n = 0;
+    } else if (n && !strict) {
+        n = asked & PEER_FETCH_STRICT ? theirs : MIN(n, theirs);
+    }
+    if (!n || qcrypto_random_bytes(fetch->token, sizeof(fetch->token), NULL)) {
+        return 0;
+    }
+    offer.channels = cpu_to_be16(n);
+    memcpy(offer.token, fetch->token, sizeof(offer.token));
+    if (migrate_send_rp_fetch_offer(mis, &offer)) {
+        return 0;
+    }
+    trace_postcopy_fetch_offer(n);
+    qatomic_set(&fetch->agreed, n);
+    return n | (strict ? PEER_FETCH_STRICT : 0);
+}
+
+void postcopy_fetch_offered(MigrationState *s, const PostcopyFetchOffer *offer)
+{
+    /* Of a number that has been agreed on, channels may be connected by now */
+    if (!qatomic_read(&s->postcopy->agreed)) {
+        s->postcopy->offer = *offer;
+    }
+}
+
+static bool fetch_answered(MigrationState *s, uint32_t answer, Error **errp)
+{
+    struct PostcopyOutgoing *p = s->postcopy;
+    unsigned n = answer & PEER_FETCH_CHANNELS;
+    int set = migrate_postcopy_fetch_channels();
+
+    if (set > 0 && n != set) {
+        error_setg(errp, "postcopy-fetch-channels is %d here, and the "
+                   "destination, which may not know it, takes %u: set it to "
+                   "'auto' on one side, or to the same on both", set, n);
+        return false;
+    }
+    if (!n || qatomic_read(&p->agreed)) {
+        return true;
+    }
+    if (n > POSTCOPY_FETCH_CHANNELS_MAX ||
+        n != be16_to_cpu(p->offer.channels)) {
+        error_setg(errp, "postcopy: the destination takes %u fetch channels, "
+                   "and has offered %u", n, be16_to_cpu(p->offer.channels));
+        return false;
+    }
+    p->strict = set > 0 || (answer & PEER_FETCH_STRICT);
+    trace_postcopy_fetch_agreed(n);
+    /* The migration thread reads the offer behind this */
+    qatomic_store_release(&p->agreed, n);
+    return true;
+}
+
+static const PeerFeature fetch_feature = {
+    .mask = PEER_FETCH_CHANNELS | PEER_FETCH_STRICT,
+    .ask = fetch_ask,
+    .answer = fetch_answer,
+    .answered = fetch_answered,
+};
+
+void postcopy_fetch_agree_init(void)
+{
+    peer_register(&fetch_feature);
+}
+
+bool postcopy_fetch_advised(MigrationIncomingState *mis, Error **errp)
+{
+    PostcopyFetch *fetch = mis->postcopy->fetch;
+    unsigned agreed = qatomic_read(&fetch->agreed);
+    int set = migrate_postcopy_fetch_channels();
+
+    /* Of an incoming migration before this one */
+    qatomic_set(&fetch->used, 0);
+    memset(fetch->counts, 0, sizeof(fetch->counts));
+    if (set <= 0 || set == agreed) {
+        return true;
+    }
+    error_setg(errp, "postcopy-fetch-channels is %d here, and the source %s: "
+               "set it to 'auto' here", set, socket_incoming_listens() ?
+               "has none" : "cannot connect more than once");
+    return false;
+}
+
+unsigned postcopy_fetch_agreed(void)
+{
+    MigrationState *s = migrate_get_current();
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    return qatomic_load_acquire(&s->postcopy->agreed) ?:
+           qatomic_read(&mis->postcopy->fetch->agreed);
+}
+
+unsigned postcopy_fetch_outgoing(void)
+{
+    return ctpop16(qatomic_read(&migrate_get_current()->postcopy->used));
+}
