@@ -81,8 +81,8 @@ def migrate(lab, network, way, cpus, options):
     on = (*(ASYNC_PF[lab.arch] if qemu not in (STOCK, PEER) else ()), *shlex.split(options.words))
     mem = options.memory * cpus
     disk = shared_disk(lab, size_mib=options.disk)[1] if options.disk else ()
-    with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, traced=False, source_wrapper=wrapper,
-                   capabilities=("events", *("postcopy-preempt",) * options.preempt),
+    with LinuxPair(lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, fetch="auto", traced=False,
+                   source_wrapper=wrapper, capabilities=("events", *("postcopy-preempt",) * options.preempt),
                    wrapper=(*(network.wrapper if network else ()), *wrapper), mem=mem,
                    memory_mb=mem + 128 + 3 * options.disk, source_options=(*on, *disk, *words),
                    destination_options=(*on, *disk), writers=cpus, **{"disk": options.disk} if disk else {},

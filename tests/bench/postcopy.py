@@ -32,8 +32,8 @@ from tests.lab.other_qemu import PEER
 from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, INJECT, MIB, NO_FIRST, NO_WINDOW, STOCK, Pair, event_us
 
 # QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --bitmap, --peer and --fetch add to them.
-VARIANTS: dict[str, tuple[str, str | None, int]] = {
-    "stock": (STOCK, None, 0), "exits off": (FORK, "off", 0), "exits on": (FORK, "on", 0)}
+VARIANTS: dict[str, tuple[str, str | None, int | str]] = {
+    "stock": (STOCK, None, 0), "exits off": (FORK, "off", "auto"), "exits on": (FORK, "on", "auto")}
 BITMAP = "exits by a bitmap"
 # What a variant of --variants may do without, behind its name and WITHOUT: words of the source, or else the build for
 # tests is told so. Behind each, what it is.
@@ -313,7 +313,7 @@ def run(options):
     if options.peer:
         VARIANTS[f"QEMU {other_qemu.version()}"] = (PEER, None, 0)
     if options.bitmap:
-        VARIANTS[BITMAP] = (FORK, "on", 0)
+        VARIANTS[BITMAP] = (FORK, "on", "auto")
     VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in options.fetch})
     without = [name + WITHOUT + what for name, (qemu, *_) in VARIANTS.items() if qemu == FORK for what in MECHANISMS]
     if unknown := set(options.variants or ()) - {*VARIANTS, *without}:
@@ -389,7 +389,7 @@ def main():
     parser.add_argument("--background", nargs="+", type=int, default=[1], metavar="MIB",
                         help="of pages that nobody asked for, per second (1; for hugetlb 16 times; 0: no limit)")
     parser.add_argument("--fetch", nargs="+", type=int, default=[], metavar="N",
-                        help="also with so many fetch channels, and exits on")
+                        help="also with so many fetch channels, 0 for none, and exits on")
     parser.add_argument("--bitmap", action="store_true", help="also with KVM_MEM_USERFAULT, and exits on")
     parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU, with preempt as the others")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these, e.g. 'exits on' '4 channels' "

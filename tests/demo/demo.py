@@ -52,7 +52,7 @@ SECOND_PASS = {"x86_64": "fault on present memory", "aarch64": "touch of present
 def migrate(lab, mode, link, options):
     """One migration; returns its figures and the guest's latencies of both passes."""
     say(f"{mode.name}: start the guest")
-    with Pair(lab, source=mode.qemu, destination=mode.qemu, exits=mode.exits, cpus=options.cpus,
+    with Pair(lab, source=mode.qemu, destination=mode.qemu, exits=mode.exits, cpus=options.cpus, fetch="auto",
               memory_mb=options.memory, seed=1, traced=False, wrapper=link.wrapper if link else (),
               pattern="hot" if link else "disjoint") as pair:
         source, destination = pair.sides

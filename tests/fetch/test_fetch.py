@@ -15,7 +15,7 @@ from tests.lab.arches import both_interfaces, listed, on_both
 from tests.lab.backends import guest_on
 from tests.lab.fetch_proxy import END, HEADER, HELLO_SIZE, PAGES, REQUEST, FetchWire
 from tests.lab.other_qemu import PEER
-from tests.lab.pair import FORK, MIB, STOCK, Pair, until
+from tests.lab.pair import FORK, MIB, STOCK, Pair, listens, until
 from tests.lab.proxy import MAIN, Close
 
 slow = pytest.mark.slow
@@ -273,8 +273,12 @@ def numbers(pair):
 def test_agree(place, fetch, cpus, n):
     """By themselves, or what one side has set. Without channels the preempt channel has its use again."""
     with Pair(place, fetch=fetch, cpus=cpus, mem=8) as pair:
-        between = pair.wire(pair.listen())
+        uri = pair.listen()
+        port = uri.rpartition(":")[2]
+        between = pair.wire(uri)
         pair.postcopy(between.uri)
+        # Where channels are up, nobody else is to connect
+        assert listens(pair.destination_lab, int(port)) == (n == 0)
         pair.finish_fast()
         assert numbers(pair) == [n, n]
         assert len(between.channels) == 1 + (n or 1)

@@ -70,7 +70,7 @@ def chosen(seed, fetch=False):
         # With a killed source goes what is under way, or does not.
         "under_way_lost": r.random() < 0.5,
         # With half of the seeds, or with all
-        "fetch_channels": r.randint(1, 8) * (r.random() < 0.5 or fetch),
+        "fetch_channels": r.choice(["auto", "auto", r.randint(1, 8), 0][:3 if fetch else 4]),
         # That both sides share
         "disk": r.choice([None, "locked", "locking-off"]),
         "stop": r.choice([None, "source", "destination"]),
