@@ -24,7 +24,7 @@ def pair_of(lab, way, machine, what, **options):
     if PEER in (source, destination):
         other_qemu.put(lab)
     with (compatibility.told(lab, source, destination, machine, what),
-          Pair(lab, source=source, destination=destination, machine=machine, mem=8, **options) as pair):
+          Pair(lab, source=source, destination=destination, machine=machine, mem=8, fetch="auto", **options) as pair):
         yield pair
 
 
