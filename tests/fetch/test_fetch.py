@@ -362,7 +362,8 @@ def test_old_peer(place):
         ends.append(stream[stream.rindex(SWITCHOVER_START):])
     assert asked == ["51468000", "51468001"]
     assert begins[0] == begins[1] and goes_on[0] == goes_on[1] and ends[0] == ends[1]
-    assert all(len(part[0]) > least for part, least in ((begins, 50), (goes_on, 50), (ends, 10000)))
+    sizes = [len(part[0]) for part in (begins, goes_on, ends)]
+    assert all(size > least for size, least in zip(sizes, (20, 100, 10000), strict=True)), sizes
 
 
 def test_encrypted(place):
