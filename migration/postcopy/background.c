@@ -92,17 +92,43 @@ static int postcopy_background_link(QIOChannel *ioc)
         socket->fd : -1;
 }
 
-/* Bytes that the peer of the TCP connection has not acknowledged; 0 for none */
+/*
+ * Bytes that the peer of the TCP connections has not acknowledged: what fetch
+ * channels have on the same link keeps the background from it, as requested
+ * pages do on the main channel.  0 for none.
+ */
 static uint64_t postcopy_background_in_link(PostcopyBackground *b)
 {
-#ifdef CONFIG_LINUX
-    int bytes;
+    uint64_t sum = 0;
 
-    if (b->link_fd >= 0 && !ioctl(b->link_fd, SIOCOUTQ, &bytes)) {
-        return bytes;
+#ifdef CONFIG_LINUX
+    for (unsigned i = 0; i < b->links; i++) {
+        int bytes;
+
+        if (!ioctl(b->link_fds[i], SIOCOUTQ, &bytes)) {
+            sum += bytes;
+        }
     }
 #endif
-    return 0;
+    return sum;
+}
+
+static void postcopy_background_find_links(MigrationState *s,
+                                           PostcopyBackground *b)
+{
+    QIOChannel *iocs[1 + POSTCOPY_FETCH_CHANNELS_MAX] = {
+        qemu_file_get_ioc(s->to_dst_file)
+    };
+    unsigned n = 1 + postcopy_fetch_iocs(s, iocs + 1);
+
+    b->links = 0;
+    for (unsigned i = 0; i < n; i++) {
+        int fd = postcopy_background_link(iocs[i]);
+
+        if (fd >= 0) {
+            b->link_fds[b->links++] = fd;
+        }
+    }
 }
 
 void postcopy_background_begin(MigrationState *s)
@@ -114,7 +140,7 @@ void postcopy_background_begin(MigrationState *s)
     b->active = s->postcopy_window && migrate_postcopy_ram();
     b->unpaid = 0;
     b->page_bytes = qemu_target_page_size();
-    b->link_fd = postcopy_background_link(ioc);
+    postcopy_background_find_links(s, b);
     b->file_bytes = qemu_file_transferred(s->to_dst_file);
     b->next_ns = get_clock();
     postcopy_window_begin(&b->window, b->next_ns,
@@ -234,7 +260,8 @@ bool postcopy_background_wait(MigrationState *s)
         bool full, woken;
 
         WITH_QEMU_LOCK_GUARD(&b->lock) {
-            postcopy_window_look(&b->window, now, b->file_bytes,
+            postcopy_window_look(&b->window, now,
+                                 qemu_file_transferred(s->to_dst_file),
                                  postcopy_background_in_link(b));
             full = b->answers && postcopy_window_full(&b->window);
             until = !full ? MIN(b->next_ns, end) :

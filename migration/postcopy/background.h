@@ -29,9 +29,16 @@ typedef struct PostcopyBackground {
     bool answers;
     /* The migration thread sleeps on rate_limit_sem until a PONG posts it */
     bool waiting;
-    /* Of the migration thread: to_dst_file's TCP connection, or -1 */
-    int link_fd;
-    /* Of the migration thread: qemu_file_transferred() behind the last page */
+    /*
+     * Of the migration thread: the TCP connections of to_dst_file and of fetch
+     * channels, which are open as long as it sends, and how many these are
+     */
+    int link_fds[1 + POSTCOPY_FETCH_CHANNELS_MAX];
+    unsigned links;
+    /*
+     * Of the migration thread: qemu_file_transferred() behind the last page,
+     * which counts all connections
+     */
     uint64_t file_bytes;
     /*
      * Of the migration thread: CLOCK_MONOTONIC in ns from which on

@@ -12,7 +12,6 @@
 #include "qemu/osdep.h"
 #include "qemu/atomic.h"
 #include "qemu/bswap.h"
-#include "qemu/host-utils.h"
 #include "qemu/rcu.h"
 #include "qapi/error.h"
 #include "qapi/qapi-types-migration.h"
@@ -168,9 +167,4 @@ unsigned postcopy_fetch_agreed(void)
 
     return qatomic_load_acquire(&s->postcopy->agreed) ?:
            qatomic_read(&mis->postcopy->fetch->agreed);
-}
-
-unsigned postcopy_fetch_outgoing(void)
-{
-    return ctpop16(qatomic_read(&migrate_get_current()->postcopy->used));
 }

@@ -128,6 +128,19 @@ bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info)
     return used;
 }
 
+unsigned postcopy_fetch_iocs(MigrationState *s, QIOChannel **iocs)
+{
+    GPtrArray *channels = s->postcopy->channels;
+    unsigned n = 0;
+
+    for (; channels && n < channels->len; n++) {
+        PostcopyFetchSource *ch = g_ptr_array_index(channels, n);
+
+        iocs[n] = qemu_file_get_ioc(ch->out);
+    }
+    return n;
+}
+
 /* Connecting */
 
 static bool postcopy_fetch_is_given_up(MigrationState *s)

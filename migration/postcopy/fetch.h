@@ -54,8 +54,11 @@ void postcopy_fetch_begin(MigrationState *s);
 /* In the thread of the return path: the destination has said so */
 void postcopy_fetch_offered(MigrationState *s, const PostcopyFetchOffer *offer);
 
-/* How many channels are in use.  Any thread. */
-unsigned postcopy_fetch_outgoing(void);
+/*
+ * Put the connections of those that are open into @iocs, which has room for
+ * POSTCOPY_FETCH_CHANNELS_MAX; returns how many.  Migration thread.
+ */
+unsigned postcopy_fetch_iocs(MigrationState *s, QIOChannel **iocs);
 
 /* Fill in what the last migration has done, if it has opened channels */
 bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info);

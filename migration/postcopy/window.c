@@ -244,8 +244,14 @@ bool postcopy_window_pong(PostcopyWindow *w, int64_t now, uint32_t number)
 void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
                           uint64_t in_link)
 {
+    uint64_t left = bytes - in_link;
+
     w->in_link = in_link;
-    queue_look(w, &w->link, now, bytes - in_link);
+    /* Other threads count what they send only when it is on its way */
+    if ((int64_t)(left - w->link.left) < 0) {
+        left = w->link.left;
+    }
+    queue_look(w, &w->link, now, left);
 }
 
 bool postcopy_window_full(PostcopyWindow *w)
