@@ -352,6 +352,7 @@ def test_old_peer(place):
             between = pair.wire_of(Keeps, pair.listen())
             pair.source.cmd("migrate", uri=between.uri)
             pair.wait_completed()
+            assert between.kept
             streams.append(bytes(between.kept))
     begins, asked, goes_on, ends = [], [], [], []
     for stream in streams:
