@@ -308,6 +308,21 @@ def test_fall_back(place, answers, n, preempt):
         assert pair.faults()["requests"]
 
 
+def test_one_connection(place):
+    """A relay that accepts once: nothing is waited for."""
+    class Once(Wire):
+        def _accept(self):
+            source, _ = self.listening.accept()
+            self.listening.close()
+            self._channel(self._copy, source, socket.create_connection(("127.0.0.1", self.to)))
+
+    with Pair(place, fetch="auto", cpus=8, mem=8, capabilities=()) as pair:
+        pair.postcopy(wire(pair, Once).uri)
+        pair.finish_fast()
+        assert numbers(pair) == [0, 0]
+        pair.source.wait_says("0 fetch channels in place of 2: Failed to connect")
+
+
 def test_recovery_with_fewer(lab):
     """Than before, none, and as before: what waits for pages then gets them by the way that there is."""
     with Pair(lab, exits="on", fetch="auto", cpus=8, pattern="shared", mem=16) as pair:
