@@ -194,6 +194,10 @@ static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
         }
     }
     QEMU_LOCK_GUARD(&s->qemu_file_lock);
+    if (!err && qatomic_read(&ch->ended)) {
+        /* Whoever has ended it would wait for a thread that nothing breaks */
+        error_setg(&err, "given up while it connected");
+    }
     if (ch->abandoned) {
         error_free(err);
         postcopy_fetch_free(ch);
