@@ -302,7 +302,7 @@ def main():
     parser = cli.parser(__doc__)
     parser.add_argument("--number", type=int, default=200, help="of migrations (200)")
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow (1)")
-    parser.add_argument("--fetch", action="store_true", help="each by 1 to 8 fetch channels, not half of them")
+    parser.add_argument("--fetch", action="store_true", help="each by fetch channels: by themselves, or 1 to 8")
     parser.add_argument("--keep-going", action="store_true", help="go on with the next one after a failure")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     soak = Soak(parser.parse_args())
