@@ -81,7 +81,7 @@ def test_postcopy(machine, hosts_of, encrypted, cpu):
         whole(hosts.destination)
         info = hosts.destination.qmp("query-migrate")
         assert info["postcopy-faults"]["exits"] > 20 and info["postcopy-async"]["announced"] > 0, info
-        assert bool(fetched(info)) == (hosts.source.release != "bookworm"), info
+        assert bool(fetched(info)) == (hosts.release != "bookworm"), info
         told = hosts.source.virsh("domjobinfo guest --completed").output
         assert "Completed" in told and "Postcopy requests" in told, told
 
