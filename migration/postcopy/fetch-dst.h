@@ -52,7 +52,7 @@ struct PostcopyFetch {
     QemuMutex lock;
     /* The source has said which ones it uses: none is accepted any more */
     bool settled;
-    /* Counts postcopy_fetch_stop(): a hello from before is none of today's */
+    /* Counts postcopy_fetch_stop(): a hello from before is refused */
     unsigned generation;
     /* Channels of which the source has told the end */
     unsigned ended;

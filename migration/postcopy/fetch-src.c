@@ -66,7 +66,7 @@ typedef struct PostcopyFetchSource {
      */
     FetchState state;
     /*
-     * Whoever connects it, the main thread, frees it: written with
+     * The main thread, which connects it, frees it, too: written with
      * MigrationState.qemu_file_lock while it is FETCH_CONNECTS
      */
     bool abandoned;
@@ -195,7 +195,7 @@ static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
     }
     QEMU_LOCK_GUARD(&s->qemu_file_lock);
     if (!err && qatomic_read(&ch->ended)) {
-        /* Whoever has ended it would wait for a thread that nothing breaks */
+        /* What closes it would wait for a thread that nothing breaks */
         error_setg(&err, "given up while it connected");
     }
     if (ch->abandoned) {

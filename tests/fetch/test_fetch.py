@@ -339,7 +339,7 @@ def test_recovery_with_fewer(lab):
 
 
 def test_stranger(place):
-    """Who does not know the token of the migration is refused, however right the hello is otherwise."""
+    """A client that does not know the migration's token is refused, however right its hello is otherwise."""
     with Pair(place, fetch="auto", mem=8) as pair:
         uri = pair.listen()
         pair.start(uri)
