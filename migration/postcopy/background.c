@@ -159,7 +159,8 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages)
     if (!b->active) {
         return false;
     }
-    b->file_bytes = qemu_file_transferred(s->to_dst_file);
+    b->file_bytes = s->postcopy->runs ? s->postcopy->transferred :
+                    qemu_file_transferred(s->to_dst_file);
     /* Those of other channels are on their way, too */
     bytes = b->file_bytes - before + pages * PAGE_COST;
     b->unpaid += bytes;
@@ -168,6 +169,14 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages)
     page = MIN(bytes / pages, qemu_target_page_size() + PAGE_COST);
     b->page_bytes += (page - b->page_bytes) / MEAN_PAGES;
     return postcopy_window_sent(&b->window, bytes);
+}
+
+uint64_t postcopy_background_slice(MigrationState *s)
+{
+    PostcopyBackground *b = &s->postcopy->background;
+
+    QEMU_LOCK_GUARD(&b->lock);
+    return b->active ? postcopy_window_slice(&b->window) : UINT64_MAX;
 }
 
 unsigned postcopy_background_along(MigrationState *s)
@@ -190,11 +199,12 @@ void postcopy_background_ping(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
     uint64_t rate = migrate_max_postcopy_bandwidth();
-    uint32_t number;
+    uint32_t number, value;
     bool ping;
     int64_t now;
 
     if (!b->active) {
+        postcopy_fetch_end_slice(s, NULL);
         return;
     }
     now = get_clock();
@@ -206,9 +216,9 @@ void postcopy_background_ping(MigrationState *s)
     WITH_QEMU_LOCK_GUARD(&b->lock) {
         ping = postcopy_window_ping(&b->window, now, &number);
     }
-    if (ping) {
-        qemu_savevm_send_ping(s->to_dst_file,
-                              PING_TAG | (number & ~PING_TAG_MASK));
+    value = ping ? PING_TAG | (number & ~PING_TAG_MASK) : 0;
+    if (!postcopy_fetch_end_slice(s, ping ? &value : NULL) && ping) {
+        qemu_savevm_send_ping(s->to_dst_file, value);
     }
 }
 
@@ -240,7 +250,7 @@ bool postcopy_background_ponged(MigrationState *s, uint32_t value)
         return false;
     }
     QEMU_LOCK_GUARD(&b->lock);
-    /* The next one, or else of an earlier connection, or a lie */
+    /* One that is awaited, or else of an earlier connection, or a lie */
     number = w->answered + (uint16_t)(value - w->answered);
     if (postcopy_window_pong(w, get_clock(), number)) {
         trace_postcopy_window(w->link.limit, w->in_link, w->path.limit,

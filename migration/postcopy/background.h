@@ -69,12 +69,18 @@ void postcopy_background_begin(MigrationState *s);
 unsigned postcopy_background_along(MigrationState *s);
 
 /*
- * @pages target pages were sent on the main channel.  Returns whether a slice is
- * complete, so that the section should end.  Migration thread.
+ * @pages target pages were sent.  Returns whether a slice is complete, so that
+ * the section should end.  Migration thread.
  */
 bool postcopy_background_sent(MigrationState *s, unsigned pages);
 
-/* Behind a section: send a PING if it is time for one.  Migration thread. */
+/* How many bytes complete the slice, or may be in one.  Migration thread. */
+uint64_t postcopy_background_slice(MigrationState *s);
+
+/*
+ * Behind a section: send what is in the buffer of a fetch channel, and a PING if
+ * it is time for one.  Migration thread.
+ */
 void postcopy_background_ping(MigrationState *s);
 
 /*

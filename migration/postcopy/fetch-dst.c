@@ -37,12 +37,6 @@
 #define POSTCOPY_FETCH_REGION (64 * KiB)
 
 /*
- * A page of this size or more fills a link alone, and its temporary page is so
- * large: these use one channel
- */
-#define POSTCOPY_FETCH_LARGE (64 * MiB)
-
-/*
  * So many outstanding pages are left to one channel before another one is used:
  * a thread that has more to do sleeps less often, and so does the source's
  */

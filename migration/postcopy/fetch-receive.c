@@ -44,21 +44,47 @@ static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
            postcopy_receive_end(mis, tmp, ch->in, page->rb, tmp->buffer);
 }
 
-/* Small ones: as many as are in the QEMUFile's buffer, but one at least */
+/* @size bytes, which are more than the QEMUFile's buffer has: past it */
+static void postcopy_fetch_read(PostcopyFetchChannel *ch, uint8_t *to,
+                                size_t size)
+{
+    size_t there = qemu_get_buffer(ch->in, to, qemu_file_buffered(ch->in));
+    Error *err = NULL;
+
+    if (qio_channel_read_all(qemu_file_get_ioc(ch->in), (char *)to + there,
+                             size - there, &err)) {
+        qemu_file_set_error_obj(ch->in, -EIO, err);
+    }
+}
+
+/*
+ * Small ones: they have been sent as a run, which is no more than somebody may
+ * wait for, so all are placed at once
+ */
 static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
                                         const PostcopyPage *page, bool zero,
                                         unsigned *n)
 {
+    PostcopyTmpPage *tmp =
+        &ch->mis->postcopy_tmp_pages[RAM_CHANNEL_PRECOPY + 1 + ch->id];
     uint8_t *data = NULL;
+    size_t size;
 
     if (!zero) {
-        qemu_peek_buffer(ch->in, &data, page->size, 0);
+        *n = MIN(*n, POSTCOPY_RUN_PAGES);
+        size = *n * page->size;
+        if (size <= qemu_file_buffered(ch->in) ||
+            size <= POSTCOPY_FETCH_BATCH) {
+            qemu_peek_buffer(ch->in, &data, size, 0);
+            /* What data points to stays until the next byte is read */
+            qemu_file_skip(ch->in, size);
+        } else {
+            data = tmp->run;
+            postcopy_fetch_read(ch, data, size);
+        }
         if (qemu_file_get_error(ch->in)) {
             return -EIO;
         }
-        *n = MIN(*n, qemu_file_buffered(ch->in) / page->size);
-        /* What data points to stays until the next byte is read */
-        qemu_file_skip(ch->in, *n * page->size);
     }
     return postcopy_receive_pages(ch->mis, page, *n, data, false);
 }
@@ -113,6 +139,10 @@ bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch)
         if (frame.type == POSTCOPY_FRAME_END) {
             ended = true;
             postcopy_fetch_ended(fetch);
+            continue;
+        }
+        if (frame.type == POSTCOPY_FRAME_PING) {
+            migrate_send_rp_pong(ch->mis, frame.length);
             continue;
         }
         stat64_add(&fetch->counts[ch->id].frames, 1);

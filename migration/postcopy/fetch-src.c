@@ -1,93 +1,32 @@
 /*
- * Postcopy: fetch channels, on the source
- *
- * A thread a channel reads requests, takes the pages out of the dirty bitmap
- * under its lock, and sends them from where they lie, without it: the source's
- * guest does not run any more.  So a thread waits for the migration thread, or
- * that for it, as long as a page is looked up.
+ * Postcopy: fetch channels, on the source: connecting, the threads, the end
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
 
 #include "qemu/osdep.h"
-#include "qemu/bitops.h"
-#include "qemu/cutils.h"
 #include "qemu/error-report.h"
 #include "qemu/host-utils.h"
 #include "qemu/lockable.h"
 #include "qemu/rcu.h"
-#include "qemu/units.h"
 #include "qapi/error.h"
 #include "qapi/qapi-types-migration.h"
-#include "exec/memory.h"
 #include "exec/ramblock.h"
-#include "exec/target_page.h"
 #include "io/channel-tls.h"
 #include "migration/migration-stats.h"
 #include "migration/options.h"
 #include "migration/qemu-file.h"
-#include "migration/ram.h"
 #include "migration/socket.h"
 #include "migration/savevm.h"
 #include "migration/tls.h"
 #include "migration/yank_functions.h"
 #include "background.h"
-#include "fetch-wire.h"
+#include "fetch-src.h"
 #include "fetch.h"
-#include "outgoing.h"
 #include "trace.h"
-
-/*
- * So much of answers, in bytes, is sent by one system call: what the
- * destination reads by one.  The first of them waits for the last.
- */
-#define POSTCOPY_FETCH_BATCH (32 * KiB)
 
 /* So long, in ms, the migration waits for channels, while the guest runs */
 #define POSTCOPY_FETCH_CONNECT_MS 2000
-
-typedef enum FetchState {
-    /* The main thread has it, or will: there is no thread */
-    FETCH_CONNECTS,
-    /* Its thread says hello */
-    FETCH_GREETS,
-    /* The destination has answered */
-    FETCH_UP,
-    /* It will not; out tells whether there is a thread */
-    FETCH_DOWN,
-} FetchState;
-
-typedef struct PostcopyFetchSource {
-    MigrationState *s;
-    unsigned id;
-    /*
-     * Atomic.  Written by the main thread, with MigrationState.qemu_file_lock,
-     * up to GREETS, and then by the channel's
-     */
-    FetchState state;
-    /*
-     * The main thread, which connects it, frees it, too: written with
-     * MigrationState.qemu_file_lock while it is FETCH_CONNECTS
-     */
-    bool abandoned;
-    /* Why it is FETCH_DOWN; MigrationState.qemu_file_lock */
-    Error *err;
-    /* Of its thread */
-    QEMUFile *in;
-    QemuThread thread;
-    /*
-     * Protects what is below, from a page's way out of the bitmap until it is
-     * put in @out: when the bitmap is empty, what comes then is behind them all
-     */
-    QemuMutex lock;
-    QEMUFile *out;
-    /* Block of the last frame in out */
-    RAMBlock *last;
-    /* Bytes of pages in out's buffer */
-    size_t unsent;
-    /* Atomic: that its connection ends is no error any more */
-    bool ended;
-} PostcopyFetchSource;
 
 void postcopy_fetch_init(MigrationState *s)
 {
@@ -347,137 +286,7 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp)
     return false;
 }
 
-/* Serving */
-
-/* Bytes of zeros, or of others, from @offset on, in whole host pages */
-static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
-                                       ram_addr_t end, bool *zero)
-{
-    size_t size = qemu_ram_pagesize(rb);
-    ram_addr_t at = offset;
-
-    *zero = buffer_is_zero(rb->host + at, size);
-    do {
-        at += size;
-    } while (at < end && at - offset < POSTCOPY_FRAME_MAX_LENGTH &&
-             buffer_is_zero(rb->host + at, size) == *zero);
-    return at - offset;
-}
-
-/* Pages that are in no bitmap any more.  With the channel's lock. */
-static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
-                                     ram_addr_t start, ram_addr_t length,
-                                     bool zero)
-{
-    PostcopyFrame frame = {
-        .type = zero ? POSTCOPY_FRAME_ZERO : POSTCOPY_FRAME_PAGES,
-        .rb = rb,
-        .offset = start,
-        .length = length,
-    };
-    PostcopyFetchCounts *counts = &ch->s->postcopy->counts[ch->id];
-    bool release = migrate_release_ram() && migration_in_postcopy();
-    uint64_t pages = length / qemu_target_page_size();
-
-    trace_postcopy_fetch_send(ch->id, frame.type, rb->idstr, start, length);
-    postcopy_frame_put(ch->out, &frame, &ch->last);
-    stat64_add(&counts->frames, 1);
-    if (zero) {
-        stat64_add(&mig_stats.zero_pages, pages);
-        stat64_add(&counts->zero_pages, length / qemu_ram_pagesize(rb));
-        if (release) {
-            ram_discard_range(rb->idstr, start, length);
-        }
-    } else {
-        stat64_add(&mig_stats.normal_pages, pages);
-        stat64_add(&counts->pages, length / qemu_ram_pagesize(rb));
-        ram_transferred_add(length);
-        ch->unsent += length;
-        qemu_put_buffer_async(ch->out, rb->host + start, length, release);
-    }
-}
-
-/* The same, of whichever contents */
-static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
-                               ram_addr_t start, ram_addr_t end)
-{
-    while (start < end) {
-        bool zero;
-        ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
-
-        postcopy_fetch_put_alike(ch, rb, start, length, zero);
-        start += length;
-    }
-}
-
-/*
- * The pages around @near for which the link has the time, and which were not
- * requested: a request would cost more.  With the channel's lock.
- */
-static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
-                                     ram_addr_t near)
-{
-    size_t size = qemu_ram_pagesize(rb);
-    ram_addr_t window = postcopy_background_along(ch->s) *
-                        qemu_target_page_size();
-    ram_addr_t begin = QEMU_ALIGN_DOWN(near, window);
-    /* A page that is larger, or not all in the block, is nobody's neighbour */
-    unsigned n = (MIN(begin + window, rb->used_length) - begin) / size;
-    uint64_t mask;
-
-    /* A discarded page must not be read */
-    if (!n || memory_region_has_ram_discard_manager(rb->mr)) {
-        return;
-    }
-    mask = ram_dirty_host_pages(rb, begin, n, true);
-    while (mask) {
-        unsigned first = ctz64(mask), pages = cto64(mask >> first);
-        ram_addr_t at = begin + first * size, end = at + pages * size, run_end;
-
-        mask &= ~MAKE_64BIT_MASK(first, pages);
-        /* What another thread has sent since is left out */
-        while (at < end && ram_claim_host_pages(rb, &at, end, &run_end)) {
-            postcopy_fetch_put(ch, rb, at, run_end);
-            at = run_end;
-        }
-    }
-}
-
-/* With the channel's lock */
-static int postcopy_fetch_flush(PostcopyFetchSource *ch)
-{
-    ch->unsent = 0;
-    return qemu_fflush(ch->out);
-}
-
-/*
- * What was sent, or is on its way by the main channel, is left out.  @more: the
- * next request is there already, and its answer may go with this one; else the
- * pages around go along for which the link has the time.
- */
-static int postcopy_fetch_serve(PostcopyFetchSource *ch,
-                                const PostcopyFrame *frame, bool more)
-{
-    ram_addr_t at = frame->offset, end = at + frame->length, run_end;
-    bool sent = false;
-
-    ram_note_request(frame->rb, at);
-    QEMU_LOCK_GUARD(&ch->lock);
-    while (at < end && !qemu_file_get_error(ch->out) &&
-           ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
-        postcopy_fetch_put(ch, frame->rb, at, run_end);
-        sent = true;
-        at = run_end;
-    }
-    if (more && ch->unsent < POSTCOPY_FETCH_BATCH) {
-        return qemu_file_get_error(ch->out);
-    }
-    if (postcopy_fetch_flush(ch) || more || !sent) {
-        return qemu_file_get_error(ch->out);
-    }
-    postcopy_fetch_put_along(ch, frame->rb, frame->offset);
-    return postcopy_fetch_flush(ch);
-}
+/* The channel's thread */
 
 /* Something is wrong with one channel: break all, so that postcopy pauses */
 static void postcopy_fetch_failed(PostcopyFetchSource *ch, Error *err)
@@ -490,6 +299,9 @@ static void postcopy_fetch_failed(PostcopyFetchSource *ch, Error *err)
     WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
         if (s->to_dst_file) {
             qemu_file_shutdown(s->to_dst_file);
+        }
+        if (s->postcopy->channels) {
+            postcopy_fetch_shutdown(s->postcopy->channels);
         }
     }
     migration_rp_kick(s);
@@ -624,6 +436,8 @@ void postcopy_fetch_close(MigrationState *s)
 {
     g_autoptr(GPtrArray) channels = NULL;
 
+    s->postcopy->runs = false;
+    s->postcopy->turn = 0;
     postcopy_fetch_break(s);
     WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
         channels = g_steal_pointer(&s->postcopy->channels);

@@ -124,14 +124,16 @@ bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
         return false;
     }
     if (from_source ? header.type < POSTCOPY_FRAME_PAGES ||
-                      header.type > POSTCOPY_FRAME_END
+                      header.type > POSTCOPY_FRAME_PING
                     : header.type != POSTCOPY_FRAME_REQUEST) {
         error_setg(errp, "invalid frame of type %u", header.type);
         return false;
     }
-    if (header.type == POSTCOPY_FRAME_END) {
-        if (header.name_length || header.length || header.offset) {
-            error_setg(errp, "invalid end");
+    if (header.type == POSTCOPY_FRAME_END ||
+        header.type == POSTCOPY_FRAME_PING) {
+        if (header.name_length || header.offset ||
+            (header.type == POSTCOPY_FRAME_END && header.length)) {
+            error_setg(errp, "a frame of type %u with pages", header.type);
             return false;
         }
         return true;

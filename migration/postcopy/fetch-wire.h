@@ -9,12 +9,13 @@
 #ifndef MIGRATION_POSTCOPY_FETCH_WIRE_H
 #define MIGRATION_POSTCOPY_FETCH_WIRE_H
 
+#include "qemu/units.h"
 #include "exec/cpu-common.h"
 #include "migration/qemu-file.h"
 
 /* "QPFC": a connection that begins so is a fetch channel */
 #define POSTCOPY_HELLO_MAGIC 0x51504643
-#define POSTCOPY_HELLO_VERSION 5
+#define POSTCOPY_HELLO_VERSION 6
 
 /* Ties channels to their migration */
 #define POSTCOPY_TOKEN_SIZE 16
@@ -40,6 +41,13 @@ typedef struct QEMU_PACKED PostcopyFetchOffer {
 /* In bytes, of whole host pages; one host page may be larger */
 #define POSTCOPY_FRAME_MAX_LENGTH (1u << 20)
 
+/*
+ * So much of answers, in bytes, is sent by one system call: what the
+ * destination reads by one, which a QEMUFile's buffer can hold.  The first of
+ * them waits for the last.
+ */
+#define POSTCOPY_FETCH_BATCH (32 * KiB)
+
 typedef enum PostcopyFrameType {
     /* From the destination: send these host pages, if they are to be sent */
     POSTCOPY_FRAME_REQUEST = 1,
@@ -49,13 +57,18 @@ typedef enum PostcopyFrameType {
     POSTCOPY_FRAME_ZERO = 3,
     /* From the source: no more pages will come by this channel */
     POSTCOPY_FRAME_END = 4,
+    /*
+     * From the source: answer on the return path by a PONG with the value that
+     * is in length's place, when all before it has been placed
+     */
+    POSTCOPY_FRAME_PING = 5,
 } PostcopyFrameType;
 
 typedef struct PostcopyFrame {
     PostcopyFrameType type;
     /* The frame before on the same channel in the same direction had one */
     RAMBlock *rb;
-    /* In bytes, multiples of the block's host page size */
+    /* In bytes, multiples of the block's host page size; of a PING its value */
     ram_addr_t offset;
     ram_addr_t length;
 } PostcopyFrame;

@@ -15,6 +15,7 @@
 #include "qemu/coroutine.h"
 #include "qemu/stats64.h"
 #include "qemu/thread.h"
+#include "qemu/units.h"
 #include "io/channel.h"
 #include "migration/migration.h"
 #include "request.h"
@@ -26,6 +27,15 @@ typedef struct PostcopyFetchCounts {
     Stat64 zero_pages;
     Stat64 frames;
 } PostcopyFetchCounts;
+
+/*
+ * A page of this size or more fills a link alone, and its temporary page is so
+ * large: requested ones use one channel, and others the main channel
+ */
+#define POSTCOPY_FETCH_LARGE (64 * MiB)
+
+/* Of the background, so many small pages go together at most */
+#define POSTCOPY_FETCH_RUN 64
 
 typedef struct PostcopyFetch PostcopyFetch;
 typedef struct PostcopyFetchOffer PostcopyFetchOffer;
@@ -77,6 +87,33 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp);
 
 /* The status is postcopy-active: requests are answered from here on */
 void postcopy_fetch_go(MigrationState *s);
+
+/*
+ * Whether the background of @rb goes by channels.  This function and those below
+ * are the migration thread's.
+ */
+bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb);
+
+/*
+ * Where the background's run of pages from byte @start of @rb ends, at @end at
+ * the latest; @zero is set if they are zeros, of which there may be many, while
+ * others are no more than what the window lets go.  Without bitmap_mutex.
+ */
+ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
+                              ram_addr_t end, bool *zero);
+
+/*
+ * Send such a run, or the begin of it, whose pages are claimed; a part may stay
+ * in a buffer.  Without bitmap_mutex.  Returns 0 or negative errno.
+ */
+int postcopy_fetch_send_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
+                            ram_addr_t end, bool zero);
+
+/*
+ * Behind a slice: send what is in the buffer, and behind it @ping, which may be
+ * NULL.  Returns false if the slice was none of channels.
+ */
+bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping);
 
 /* All that was to be sent has been: tell the destination on each channel */
 void postcopy_fetch_send_end(MigrationState *s);

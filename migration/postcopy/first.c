@@ -198,3 +198,15 @@ void postcopy_first_choose(PostcopyFirst *first, RAMBlock **rb,
         first->next++;
     }
 }
+
+bool postcopy_first_is(const PostcopyFirst *first, RAMBlock *rb,
+                       unsigned long page)
+{
+    const FirstPage *p;
+
+    if (!first->list || first->next == first->list->len) {
+        return false;
+    }
+    p = &g_array_index(first->list, FirstPage, first->next);
+    return p->rb == rb && p->start / qemu_target_page_size() == page;
+}

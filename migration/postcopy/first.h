@@ -41,6 +41,10 @@ void postcopy_first_reset(PostcopyFirst *first);
 void postcopy_first_choose(PostcopyFirst *first, RAMBlock **rb,
                            unsigned long *page);
 
+/* Whether @page is what postcopy_first_choose() has chosen.  The same. */
+bool postcopy_first_is(const PostcopyFirst *first, RAMBlock *rb,
+                       unsigned long page);
+
 /* What SysemuCPUOps.first_pages and devices call, with the BQL */
 
 /* @length bytes from the physical address @address on, if they are RAM */

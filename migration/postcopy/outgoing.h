@@ -41,6 +41,14 @@ struct PostcopyOutgoing {
     bool strict;
     /* Bits of those in use: atomic, written by the migration thread */
     unsigned used;
+    /*
+     * Of the migration thread: from the last channel on, which one takes the
+     * background's next run; whether that has any since it was flushed; and
+     * qemu_file_transferred() behind the last run
+     */
+    unsigned turn;
+    bool runs;
+    uint64_t transferred;
     PostcopyBackground background;
     PostcopyFirst first;
 };

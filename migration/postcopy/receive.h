@@ -11,10 +11,11 @@
 #include "request.h"
 
 /*
- * So many are placed at once, at most: a memory copy more for each, but one call
- * of the kernel for all, whose own work for a page takes no longer
+ * So many are placed at once, at most.  On the main channel that is a memory copy
+ * more for each, but one call of the kernel for all, whose own work for a page
+ * takes no longer.
  */
-#define POSTCOPY_RUN_PAGES 16
+#define POSTCOPY_RUN_PAGES 64
 
 /**
  * postcopy_receive_begin: the first part of a host page has been announced

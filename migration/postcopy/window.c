@@ -23,7 +23,7 @@
 #define QUEUE_MOST      (256 * MiB)
 /* The link's queue is filled in so many slices; else each ms has so many */
 #define SLICES          8
-#define SLICES_PER_MS   8
+#define SLICES_PER_MS   10
 /*
  * A PING follows each ms.  But so many are on their way at least, so that
  * answers come steadily, and what is sent in between acknowledges those of a
@@ -41,7 +41,7 @@
  */
 #define SHARE           4
 #define LINK_SLACK_NS   (350 * SCALE_US)
-#define PATH_SLACK_NS   (8 * SCALE_MS)
+#define PATH_SLACK_NS   (1500 * SCALE_US)
 
 /* A round takes so many ns, or a round trip, whichever is longer */
 #define ROUND_NS        (10 * SCALE_MS)
@@ -104,8 +104,10 @@ static void window_set_limits(PostcopyWindow *w)
     w->stretch = MAX(w->stretch, w->path.limit / PINGS_MOST);
     w->stretch = MIN(w->stretch, w->path.limit / PINGS_LEAST);
     w->stretch = MAX(w->stretch, SLICE_LEAST);
-    w->slice = queue_rate(&w->link) ? w->link.limit / SLICES :
-        queue_rate(&w->path) / (1000 * SLICES_PER_MS);
+    w->slice = postcopy_window_rate(w) / (1000 * SLICES_PER_MS);
+    if (queue_rate(&w->link)) {
+        w->slice = MAX(w->slice, w->link.limit / SLICES);
+    }
     w->slice = MIN(MAX(w->slice, SLICE_LEAST), w->stretch);
 }
 
@@ -128,7 +130,8 @@ static void queue_begin(PostcopyQueue *q, int64_t now, int64_t slack)
 void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left)
 {
     w->answered = w->pinged;
-    w->path.left = w->step_end = w->sent;
+    w->path.left = w->sent;
+    w->step_end = w->pinged;
     w->link.left = left;
     w->in_link = w->in_slice = w->unpinged = 0;
     w->least_delay = INT64_MAX;
@@ -157,10 +160,10 @@ bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint32_t *number)
         w->pinged - w->answered == POSTCOPY_WINDOW_PINGS) {
         return false;
     }
+    w->pings[n].ns = now;
+    w->pings[n].bytes = w->unpinged;
     w->sent += w->unpinged;
     w->unpinged = 0;
-    w->pings[n].ns = now;
-    w->pings[n].sent = w->sent;
     *number = w->pinged++;
     return true;
 }
@@ -208,7 +211,7 @@ static void window_end_step(PostcopyWindow *w, int64_t now)
     if (w->probing-- > PROBE_LITTLE) {
         w->least_delay = INT64_MAX;
     }
-    w->step_end = w->sent;
+    w->step_end = w->pinged;
     if (!w->probing) {
         queue_begin_round(&w->link, now);
         queue_begin_round(&w->path, now);
@@ -218,24 +221,29 @@ static void window_end_step(PostcopyWindow *w, int64_t now)
 
 bool postcopy_window_pong(PostcopyWindow *w, int64_t now, uint32_t number)
 {
-    unsigned n = w->answered % POSTCOPY_WINDOW_PINGS;
+    unsigned n = number % POSTCOPY_WINDOW_PINGS;
+    uint64_t bytes = w->pings[n].bytes;
 
-    if (w->answered == w->pinged || number != w->answered) {
+    if (number - w->answered >= w->pinged - w->answered || !bytes) {
         return false;
     }
-    w->answered++;
+    w->pings[n].bytes = 0;
+    while (w->answered != w->pinged &&
+           !w->pings[w->answered % POSTCOPY_WINDOW_PINGS].bytes) {
+        w->answered++;
+    }
     w->delay = now - w->pings[n].ns;
     if (w->delay <= w->least_delay) {
         w->least_delay = w->delay;
         w->least_ns = now;
     }
-    queue_look(w, &w->path, now, w->pings[n].sent);
-    if (w->probing && w->path.left >= w->step_end) {
+    queue_look(w, &w->path, now, w->path.left + bytes);
+    if (w->probing && (int32_t)(w->answered - w->step_end) >= 0) {
         window_end_step(w, now);
     } else if (!w->probing && now - w->least_ns >= window_span_ns(w)) {
         w->probing = PROBE_LITTLE;
         w->least_delay = INT64_MAX;
-        w->step_end = w->sent;
+        w->step_end = w->pinged;
         window_set_limits(w);
     }
     return true;
@@ -254,16 +262,27 @@ void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
     queue_look(w, &w->link, now, left);
 }
 
+/* Whether @bytes fill @q; the last slice may be larger than what is left */
+static bool queue_full(const PostcopyWindow *w, const PostcopyQueue *q,
+                       uint64_t bytes)
+{
+    return bytes + MIN(w->slice, q->limit / SLICES) > q->limit;
+}
+
 bool postcopy_window_full(PostcopyWindow *w)
 {
     uint64_t away = w->sent - w->path.left;
+    bool link_full = w->in_link && queue_full(w, &w->link, w->in_link);
 
-    bool link_full = w->in_link && w->in_link + w->slice > w->link.limit;
-
-    w->path_full = away && away + w->unpinged + w->slice > w->path.limit;
+    w->path_full = away && queue_full(w, &w->path, away + w->unpinged);
     w->link.was_full |= link_full;
     w->path.was_full |= link_full || w->path_full;
     return link_full || w->path_full;
+}
+
+uint64_t postcopy_window_slice(const PostcopyWindow *w)
+{
+    return w->slice > w->in_slice ? w->slice - w->in_slice : 0;
 }
 
 uint64_t postcopy_window_rate(const PostcopyWindow *w)

@@ -57,13 +57,16 @@ typedef struct PostcopyWindow {
     /* The same before the next PING */
     uint64_t stretch;
     uint64_t unpinged;
-    /* Numbers of the next PING and of the one that is answered next */
+    /*
+     * Numbers of the next PING and of the first one that has not been answered:
+     * those of several connections are answered in any order
+     */
     uint32_t pinged;
     uint32_t answered;
-    /* By number: when it was sent, and sent then */
+    /* By number: when it was sent, how many bytes before it; 0: answered */
     struct {
         int64_t ns;
-        uint64_t sent;
+        uint64_t bytes;
     } pings[POSTCOPY_WINDOW_PINGS];
     /* The least delay of an answer, and when it was seen */
     int64_t least_delay;
@@ -73,11 +76,11 @@ typedef struct PostcopyWindow {
     /* The path held the background back when postcopy_window_full() was asked */
     bool path_full;
     /*
-     * Steps until least_delay has been found with little on the way, and sent at
-     * the begin of this step: it ends when that is answered
+     * Steps until least_delay has been found with little on the way, and pinged
+     * at the begin of this step: it ends when all before that are answered
      */
     unsigned probing;
-    uint64_t step_end;
+    uint32_t step_end;
 } PostcopyWindow;
 
 /*
@@ -95,10 +98,7 @@ bool postcopy_window_sent(PostcopyWindow *w, uint64_t bytes);
  */
 bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint32_t *number);
 
-/*
- * PING @number was answered at @now.  Returns false if that one is not the next
- * that can be.
- */
+/* PING @number was answered at @now.  Returns false if that one is not awaited. */
 bool postcopy_window_pong(PostcopyWindow *w, int64_t now, uint32_t number);
 
 /*
@@ -113,6 +113,9 @@ void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
  * the link
  */
 bool postcopy_window_full(PostcopyWindow *w);
+
+/* Bytes that complete the slice */
+uint64_t postcopy_window_slice(const PostcopyWindow *w);
 
 /* What leaves the slower queue, in bytes per second; 0: not known */
 uint64_t postcopy_window_rate(const PostcopyWindow *w);

@@ -13,14 +13,14 @@ from qemu.qmp import ExecuteError
 from tests.lab import other_qemu, tls
 from tests.lab.arches import both_interfaces, listed, on_both
 from tests.lab.backends import guest_on
-from tests.lab.fetch_proxy import END, HEADER, HELLO_SIZE, PAGES, REQUEST, FetchWire
+from tests.lab.fetch_proxy import END, HEADER, HELLO_SIZE, PAGES, PING, REQUEST, FetchWire
 from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, MIB, STOCK, Pair, listens, until
 from tests.lab.proxy import MAIN, Close, Wire
 
 slow = pytest.mark.slow
 # Of migration/savevm.c: commands, and the length of what follows; and a section of memory, the first one
-PING = b"\x08\x00\x02\x00\x04"
+MAIN_PING = b"\x08\x00\x02\x00\x04"
 SWITCHOVER_START = b"\x08\x00\x0b\x00\x00"
 RAM_PART = b"\x02\x00\x00\x00\x01"
 
@@ -96,7 +96,7 @@ def test_fetch(place, backend, exits, n):
 
 @on_both("exits", ["on", pytest.param("off", marks=slow)], quick=[])
 def test_last_requests_are_not_read(place, exits):
-    """The pages come by the main channel, as all others: nobody waits for who answers."""
+    """The pages come unasked, as all others: nobody waits for an answer."""
     with Pair(place, exits=exits, fetch=2, pattern="disjoint", mem=8) as pair:
         between = wire(pair, Holds)
         pair.postcopy(between.uri, bandwidth=64 << 10)
@@ -344,7 +344,7 @@ def test_stranger(place):
         uri = pair.listen()
         pair.start(uri)
         with socket.create_connection(("127.0.0.1", pair.host_port_of(uri))) as stranger:
-            stranger.sendall(struct.pack(">4sHH16s", b"QPFC", 5, 0, bytes(16)))
+            stranger.sendall(struct.pack(">4sHH16s", b"QPFC", 6, 0, bytes(16)))
             assert not stranger.recv(1)
         pair.destination.wait_says("fetch channel 0 is of another migration")
         pair.source.cmd("migrate-start-postcopy")
@@ -371,7 +371,7 @@ def test_old_peer(place):
             streams.append(bytes(between.kept))
     begins, asked, goes_on, ends = [], [], [], []
     for stream in streams:
-        begin, _, rest = stream.partition(PING)
+        begin, _, rest = stream.partition(MAIN_PING)
         begins.append(begin)
         asked.append(rest[:4].hex())
         goes_on.append(rest[4:rest.index(RAM_PART)])
@@ -425,6 +425,7 @@ LIES = {
     "request": (lambda frame, send: send(replace(frame, type=REQUEST).pack()), "invalid frame of type 1"),
     "end": (lambda frame, send: send(replace(frame, type=END, name=b"", length=0, offset=0, body=b"").pack()),
             "behind the end"),
+    "ping": (lambda frame, send: send(replace(frame, type=PING, body=b"").pack()), "a frame of type 5 with pages"),
     "short": (short, "paused"),
 }
 

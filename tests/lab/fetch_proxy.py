@@ -11,7 +11,7 @@ from tests.lab.proxy import MAIN, Copy, Send, Wire
 
 HELLO_SIZE = 24
 HEADER = struct.Struct(">BBHIQ")     # type, length of the name, 0, length, offset
-REQUEST, PAGES, ZERO, END = range(1, 5)
+REQUEST, PAGES, ZERO, END, PING = range(1, 6)
 
 
 @dataclass

@@ -1,0 +1,239 @@
+/*
+ * Postcopy: what the source sends by fetch channels
+ *
+ * A channel's thread answers requests: it takes the pages out of the dirty
+ * bitmap under its lock, and sends them from where they lie, without it: the
+ * source's guest does not run any more.  The migration thread sends those that
+ * nobody has requested, in runs.
+ *
+ * SPDX-License-Identifier: GPL-2.0-or-later
+ */
+
+#include "qemu/osdep.h"
+#include "qemu/bitops.h"
+#include "qemu/cutils.h"
+#include "qemu/host-utils.h"
+#include "qemu/lockable.h"
+#include "qapi/qapi-types-migration.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "exec/target_page.h"
+#include "migration/migration-stats.h"
+#include "migration/options.h"
+#include "migration/qemu-file.h"
+#include "migration/ram.h"
+#include "background.h"
+#include "fetch-src.h"
+#include "trace.h"
+
+/* Bytes of zeros, or of others, from @offset on, in whole host pages */
+static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
+                                       ram_addr_t end, bool *zero)
+{
+    size_t size = qemu_ram_pagesize(rb);
+    ram_addr_t at = offset;
+
+    *zero = buffer_is_zero(rb->host + at, size);
+    do {
+        at += size;
+    } while (at < end && at - offset < POSTCOPY_FRAME_MAX_LENGTH &&
+             buffer_is_zero(rb->host + at, size) == *zero);
+    return at - offset;
+}
+
+/* Pages that are in no bitmap any more.  With the channel's lock. */
+static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
+                                     ram_addr_t start, ram_addr_t length,
+                                     bool zero)
+{
+    PostcopyFrame frame = {
+        .type = zero ? POSTCOPY_FRAME_ZERO : POSTCOPY_FRAME_PAGES,
+        .rb = rb,
+        .offset = start,
+        .length = length,
+    };
+    PostcopyFetchCounts *counts = &ch->s->postcopy->counts[ch->id];
+    bool release = migrate_release_ram() && migration_in_postcopy();
+    uint64_t pages = length / qemu_target_page_size();
+
+    trace_postcopy_fetch_send(ch->id, frame.type, rb->idstr, start, length);
+    postcopy_frame_put(ch->out, &frame, &ch->last);
+    stat64_add(&counts->frames, 1);
+    if (zero) {
+        stat64_add(&mig_stats.zero_pages, pages);
+        stat64_add(&counts->zero_pages, length / qemu_ram_pagesize(rb));
+        if (release) {
+            ram_discard_range(rb->idstr, start, length);
+        }
+    } else {
+        stat64_add(&mig_stats.normal_pages, pages);
+        stat64_add(&counts->pages, length / qemu_ram_pagesize(rb));
+        ram_transferred_add(length);
+        ch->unsent += length;
+        qemu_put_buffer_async(ch->out, rb->host + start, length, release);
+    }
+}
+
+/* The same, of whichever contents */
+static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
+                               ram_addr_t start, ram_addr_t end)
+{
+    while (start < end) {
+        bool zero;
+        ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
+
+        postcopy_fetch_put_alike(ch, rb, start, length, zero);
+        start += length;
+    }
+}
+
+/*
+ * The pages around @near for which the link has the time, and which were not
+ * requested: a request would cost more.  With the channel's lock.
+ */
+static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
+                                     ram_addr_t near)
+{
+    size_t size = qemu_ram_pagesize(rb);
+    ram_addr_t window = postcopy_background_along(ch->s) *
+                        qemu_target_page_size();
+    ram_addr_t begin = QEMU_ALIGN_DOWN(near, window);
+    /* A page that is larger, or not all in the block, is nobody's neighbour */
+    unsigned n = (MIN(begin + window, rb->used_length) - begin) / size;
+    uint64_t mask;
+
+    /* A discarded page must not be read */
+    if (!n || memory_region_has_ram_discard_manager(rb->mr)) {
+        return;
+    }
+    mask = ram_dirty_host_pages(rb, begin, n, true);
+    while (mask) {
+        unsigned first = ctz64(mask), pages = cto64(mask >> first);
+        ram_addr_t at = begin + first * size, end = at + pages * size, run_end;
+
+        mask &= ~MAKE_64BIT_MASK(first, pages);
+        /* What another thread has sent since is left out */
+        while (at < end && ram_claim_host_pages(rb, &at, end, &run_end)) {
+            postcopy_fetch_put(ch, rb, at, run_end);
+            at = run_end;
+        }
+    }
+}
+
+/* With the channel's lock */
+static int postcopy_fetch_flush(PostcopyFetchSource *ch)
+{
+    ch->unsent = 0;
+    return qemu_fflush(ch->out);
+}
+
+int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
+                         bool more)
+{
+    ram_addr_t at = frame->offset, end = at + frame->length, run_end;
+    bool sent = false;
+
+    ram_note_request(frame->rb, at);
+    QEMU_LOCK_GUARD(&ch->lock);
+    ch->requested = true;
+    while (at < end && !qemu_file_get_error(ch->out) &&
+           ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
+        postcopy_fetch_put(ch, frame->rb, at, run_end);
+        sent = true;
+        at = run_end;
+    }
+    if (more && ch->unsent < POSTCOPY_FETCH_BATCH) {
+        return qemu_file_get_error(ch->out);
+    }
+    if (postcopy_fetch_flush(ch) || more || !sent) {
+        return qemu_file_get_error(ch->out);
+    }
+    postcopy_fetch_put_along(ch, frame->rb, frame->offset);
+    return postcopy_fetch_flush(ch);
+}
+
+/* The background */
+
+bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb)
+{
+    return s->postcopy->channels && s->postcopy->channels->len &&
+           qemu_ram_pagesize(rb) < POSTCOPY_FETCH_LARGE;
+}
+
+/* Counted from the last one on: requests use as few as they can from the first */
+static PostcopyFetchSource *postcopy_fetch_of_turn(MigrationState *s)
+{
+    GPtrArray *channels = s->postcopy->channels;
+
+    s->postcopy->turn %= channels->len;
+    return g_ptr_array_index(channels, channels->len - 1 - s->postcopy->turn);
+}
+
+/*
+ * Each stretch before a PING has one channel, so that destination's threads
+ * place them at the same time.  Those that have requests are left alone, but
+ * for the last one.
+ */
+static void postcopy_fetch_next_turn(MigrationState *s)
+{
+    PostcopyFetchSource *ch;
+
+    s->postcopy->turn++;
+    ch = postcopy_fetch_of_turn(s);
+    WITH_QEMU_LOCK_GUARD(&ch->lock) {
+        if (ch->requested) {
+            ch->requested = false;
+            s->postcopy->turn = 0;
+        }
+    }
+}
+
+ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
+                              ram_addr_t end, bool *zero)
+{
+    size_t size = qemu_ram_pagesize(rb);
+
+    if (!buffer_is_zero(rb->host + start, size)) {
+        uint64_t bytes = ROUND_DOWN(postcopy_background_slice(s), size);
+
+        end = MIN(end, start + MAX(bytes, size));
+    }
+    return start + postcopy_fetch_alike(rb, start, end, zero);
+}
+
+int postcopy_fetch_send_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
+                            ram_addr_t end, bool zero)
+{
+    PostcopyFetchSource *ch = postcopy_fetch_of_turn(s);
+
+    QEMU_LOCK_GUARD(&ch->lock);
+    postcopy_fetch_put_alike(ch, rb, start, end - start, zero);
+    s->postcopy->runs = true;
+    s->postcopy->transferred = qemu_file_transferred(ch->out);
+    return qemu_file_get_error(ch->out);
+}
+
+bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping)
+{
+    PostcopyFetchSource *ch;
+
+    if (!s->postcopy->runs) {
+        return false;
+    }
+    s->postcopy->runs = false;
+    ch = postcopy_fetch_of_turn(s);
+    WITH_QEMU_LOCK_GUARD(&ch->lock) {
+        if (ping) {
+            PostcopyFrame frame = {
+                .type = POSTCOPY_FRAME_PING, .length = *ping
+            };
+
+            postcopy_frame_put(ch->out, &frame, &ch->last);
+        }
+        postcopy_fetch_flush(ch);
+    }
+    if (ping) {
+        postcopy_fetch_next_turn(s);
+    }
+    return true;
+}

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What a page that nobody has requested costs both QEMUs, of a guest that does not run.
+
+On this machine, with TCG. A stopped guest is migrated by each variant in turn, nearly all of it in post-copy, with no
+limit of the background. Pages/s, processor time and system calls, which perf counts, are those from the switch until
+the source knows that all pages have come; afterwards the guest checks its memory. Once for each variant, of a smaller
+guest, a trace counts the locks that both QEMUs take.
+"""
+import re
+import shutil
+import statistics
+import time
+from collections import namedtuple
+
+from tests.bench import bench, postcopy
+from tests.bench.bench import Figures
+from tests.lab import cli, other_qemu, tls
+from tests.lab.cli import ProgramError, aligned, say
+from tests.lab.host import Host
+from tests.lab.other_qemu import PEER
+from tests.lab.pair import FORK, MIB, STOCK, Pair, event_us, until
+
+COUNTED_MIB = 256
+PAGE = 4096
+Case = namedtuple("Case", "transport backend zeros_percent")
+
+
+class Calls:
+    """System calls of both QEMUs."""
+
+    def __init__(self, pair):
+        self.place = pair.lab
+        pids = ",".join(f"$(cat {side.pidfile})" for side in pair.sides)
+        self.job = pair.lab.job(f"echo $$; exec perf stat -x, -e raw_syscalls:sys_enter -p {pids}")
+        until(lambda: self.job.output, "perf")
+        time.sleep(0.3)
+
+    def end(self):
+        self.place.run(f"kill -INT {int(self.job.output)}", check=True)
+        output = self.job.wait().output
+        counts = re.findall(r"^(\d+),.*sys_enter", output, re.M)
+        if not counts:
+            raise ProgramError(f"perf does not count system calls, for which it has to be root:\n{output}")
+        return int(counts[0])
+
+
+def trace(pair, enable):
+    for side in pair.sides:
+        side.qmp.cmd("trace-event-set-state", name="qemu_mutex_locked", enable=enable)
+
+
+def postcopy_us(side):
+    """From its switch until it knows that all pages have come."""
+    at = {event["data"]["status"]: event_us(event) for event in side.qmp.get_events(wait=False)
+          if event["event"] == "MIGRATION"}
+    return at["completed"] - at["postcopy-active"]
+
+
+def migrate(place, variant, case, memory_mib, counted=False):
+    """One migration; its figures, a page."""
+    qemu, exits, fetch = postcopy.VARIANTS[variant]
+    logs = [f"{place.tmp}/background.{side}" for side in ("source", "destination")]
+    place.run(f"rm -f {' '.join(logs)}")
+    options = [("-D", log) if counted else () for log in logs]
+    encrypted = case.transport == "tls"
+    # The guest's own "zero" are pages that stay zeros until it has moved
+    with Pair(place, exits=exits, source=qemu, destination=qemu, backend=case.backend, memory_mb=memory_mib, cpus=1,
+              pattern="disjoint", zero=case.zeros_percent, seed=1, capabilities=("events",), traced=False, fetch=fetch,
+              tls=tls.directory(place) if encrypted else None, source_options=options[0],
+              destination_options=options[1]) as pair:
+        src, dst = pair.sides
+        uri = postcopy.uri_of(place, "tcp" if encrypted else case.transport)
+        src.wait_ready()
+        src.cmd("stop")
+        src.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        dst.cmd("migrate-incoming", uri=uri)
+        pair.start(uri)
+        calls = Calls(pair)
+        before = [side.cpu_seconds_of_all() for side in pair.sides]
+        if counted:
+            trace(pair, True)
+        src.cmd("migrate-start-postcopy")
+        until(lambda: src.migration()["status"] == "completed", "the end", timeout=300, pause=0.02)
+        cpu_us = [(side.cpu_seconds_of_all() - then) * 1e6 for side, then in zip(pair.sides, before, strict=True)]
+        calls_count = calls.end()
+        dst.wait_status("completed")
+        info = src.cmd("query-migrate")
+        pages = memory_mib * MIB // PAGE
+        if counted:
+            trace(pair, False)
+            locks = sum(int(place.run(f"grep -c qemu_mutex_locked {log}").output) for log in logs)
+            return {"locks_per_page_count": locks / pages}
+        us = postcopy_us(src)
+        dst.cmd("cont")
+        dst.wait_event("end")
+        report = dst.report()
+        assert report.intact, f"memory is damaged: {report.all('bad')}"
+        return {"pages_per_s": pages / us * 1e6, "switch_to_last_page_ms": us / 1e3,
+                "source_cpu_us_per_page": cpu_us[0] / pages, "destination_cpu_us_per_page": cpu_us[1] / pages,
+                "cpu_us_per_page": sum(cpu_us) / pages, "calls_per_page_count": calls_count / pages,
+                "bytes_count": info["ram"]["transferred"]}
+
+
+COLUMNS = (
+    ("pages/s", "pages_per_s", "{:.0f}"),
+    ("of stock", "pages_per_s", None),
+    ("processor, us a page: source", "source_cpu_us_per_page", "{:.2f}"),
+    ("destination", "destination_cpu_us_per_page", "{:.2f}"),
+    ("both, of stock", "cpu_us_per_page", None),
+    ("system calls a page", "calls_per_page_count", "{:.3f}"),
+    ("of stock", "calls_per_page_count", None),
+    ("locks a page", "locks_per_page_count", "{:.3f}"),
+    ("of stock", "locks_per_page_count", None),
+)
+
+
+def cell(of, key, unit):
+    values = [r[key] for r in of if key in r]
+    if len(values) == 1:
+        return unit.format(values[0])
+    return f"{unit.format(statistics.median(values))} ({unit.format(min(values))}..{unit.format(max(values))})"
+
+
+def ratio(of, first, key):
+    middle = [statistics.median(r[key] for r in runs if key in r) for runs in (of, first)]
+    return f"{middle[0] / middle[1]:.2f}"
+
+
+def show(measured):
+    for case, of in measured.items():
+        first, *_ = of.values()
+        print(f"{case.transport}, {case.backend} memory, {case.zeros_percent} % zeros\n")
+        print("\n".join(aligned([("", *(label for label, *_ in COLUMNS)), *(
+            (variant, *(cell(runs, key, unit) if unit else ratio(runs, first, key) for _, key, unit in COLUMNS))
+            for variant, runs in of.items())])) + "\n")
+
+
+def run(options):
+    if not shutil.which("perf"):
+        raise ProgramError("no perf: scripts/deps lab")
+    about = bench.about()
+    place = Host("tcg", 2 * options.memory + 8 if "hugetlb" in options.backends else 0)
+    if options.peer:
+        postcopy.VARIANTS[f"QEMU {other_qemu.version()}"] = (PEER, None, 0)
+    postcopy.VARIANTS.update({f"{n} channels": (FORK, "off", n) for n in options.fetch})
+    names = [name for name in postcopy.VARIANTS if name != "exits on"
+             and (not options.variants or name in options.variants)]
+    cases = [Case(*case) for transport in options.transport for case in (
+        *((transport, backend, 0) for backend in options.backends),
+        *((transport, "anonymous", 100),) * options.zeros)]
+    measured: dict[Case, dict[str, list[Figures]]] = {case: {name: [] for name in names} for case in cases}
+    with place as machine:
+        if options.peer:
+            other_qemu.put(machine)
+        about |= postcopy.machine(machine, [STOCK, FORK] + [PEER] * options.peer)
+        for n in range(options.rounds):
+            for case in cases:
+                for name in names[n % len(names):] + names[:n % len(names)]:
+                    say(f"round {n + 1} of {options.rounds}: {case}, {name}")
+                    measured[case][name].append(migrate(machine, name, case, options.memory))
+        for case in cases:
+            for name in names:
+                say(f"{case}, {name}: locks")
+                measured[case][name].append(migrate(machine, name, case, COUNTED_MIB, counted=True))
+    text = (f"{options.memory} MiB of guest, {options.rounds} rounds: median (min..max); locks of "
+            f"{COUNTED_MIB} MiB.\n```\n{bench.printed(show, measured)}```\n")
+    bench.write(options.name, {"about": about, "settings": {"memory_mib": options.memory,
+                "rounds_count": options.rounds}, "runs": [case._asdict() | {"variants": of} for case, of in
+                                                          measured.items()]},
+                "What the background costs, on this host", text)
+
+
+def main():
+    parser = cli.parser(__doc__)
+    parser.add_argument("--quick", action="store_true", help="1 round, TCP")
+    parser.add_argument("--rounds", type=int, help="(5)")
+    parser.add_argument("--memory", type=int, default=512, metavar="MIB", help="of the guest (512)")
+    parser.add_argument("--transport", nargs="+", choices=(*postcopy.URIS, "tls"), help="(all)")
+    parser.add_argument("--backends", nargs="+", choices=postcopy.BACKENDS, default=["anonymous"], help="(anonymous)")
+    parser.add_argument("--zeros", action="store_true", help="also a guest of zeros")
+    parser.add_argument("--fetch", nargs="+", type=int, default=[0, 1, 4, 8], metavar="N", help="channels (0 1 4 8)")
+    parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU")
+    parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument("--name", default="background", help="of the report (background)")
+    options = parser.parse_args()
+    options.rounds = options.rounds or (1 if options.quick else 5)
+    options.transport = options.transport or (["tcp"] if options.quick else [*postcopy.URIS, "tls"])
+    cli.main("bench", run, options)
+
+
+if __name__ == "__main__":
+    main()

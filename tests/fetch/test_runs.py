@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The background of post-copy on fetch channels."""
+import socket
+import threading
+
+import pytest
+
+from tests.lab.fetch_proxy import HELLO_SIZE, FetchWire, frames
+from tests.lab.pair import MIB, NO_WINDOW, Pair, until
+
+
+def counts(side, key):
+    return [channel[key] for channel in side.cmd("query-migrate")["postcopy-fetch"]["channels"]]
+
+
+@pytest.mark.parametrize("fetch, zero", [(1, 0), (3, 0), (1, 100)])
+def test_runs(place, fetch, zero):
+    """All that nobody requests passes the channels, each of which has a part, and many pages go together."""
+    with Pair(place, fetch=fetch, cpus=1, mem=24, zero=zero, pattern="disjoint") as pair:
+        uri = pair.listen()
+        pair.source.wait_ready()
+        pair.source.cmd("stop")
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
+        pair.start(uri)
+        pair.source.cmd("migrate-start-postcopy")
+        pair.wait_completed()
+        pages, zeros, frames = (counts(pair.source, key) for key in ("pages", "zero-pages", "frames"))
+        print(pages, zeros, frames)
+        # Pre-copy has sent most zeros
+        assert sum(zeros) > 500 if zero else sum(pages) > 23 * MIB // 4096
+        assert all(frames)
+        # The smallest slice is of four pages
+        assert sum(frames) < (sum(pages) + sum(zeros)) / 3
+        assert frames == counts(pair.destination, "frames")
+        pair.destination.cmd("cont")
+        pair.destination.wait_event("end")
+        assert pair.destination.report().intact
+
+
+class Stops(FetchWire):
+    """Passes on nothing more of the last of two channels from the 100th frame on, behind what each vCPU needs to run."""
+
+    def __init__(self, to, **options):
+        self.halted, self.go_on = threading.Event(), threading.Event()
+        super().__init__(to, **options)
+
+    def _fetch(self, a, b):
+        with a.makefile("rb") as stream:
+            hello = stream.read(HELLO_SIZE)
+            b.sendall(hello)
+            for n, frame in enumerate(frames(stream)):
+                if hello[7] == 1 and n > 100:
+                    self.halted.set()
+                    self.go_on.wait()
+                b.sendall(frame.pack())
+
+
+@pytest.mark.parametrize("end", ["goes-on", "pause-source", "pause-destination"])
+def test_blocked(place, end):
+    """While nobody reads the connection of the background, requests are answered by the other one. Once it is full,
+    either side can break it."""
+    pauses = end != "goes-on"
+    # Few pages fit into the connection, and vCPUs, which are let go then, want others, in random order
+    with Pair(place, fetch=2, mem=128, memory_mb=160, zero=0, pattern="disjoint", destination_options=["-S"],
+              source_options=NO_WINDOW if pauses else ()) as pair:
+        between = pair.wire_of(Stops, pair.listen())
+        between.listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        try:
+            pair.postcopy(between.uri, bandwidth=0)
+            assert between.halted.wait(30)
+            if pauses:
+                pair.until_stuck()
+            before = pair.faults()["copied-bytes"]
+            pair.destination.cmd("cont")
+            until(lambda: pair.faults()["copied-bytes"] > before, "requests that are answered")
+            if pauses:
+                (pair.source if end == "pause-source" else pair.destination).cmd("migrate-pause")
+                pair.wait_paused()
+        finally:
+            between.go_on.set()
+        if pauses:
+            pair.recover_and_finish()
+        else:
+            pair.finish_fast()
