@@ -101,7 +101,7 @@ bench: stock guest kernel $(if $(QUICK),,aarch64) ## all benches, then build/rep
 		build/venv/bin/python tests/bench/report.py && exit $$status
 
 bench-counter: aarch64
-bench-%: stock guest kernel ## one or a few of them: bench-demand-paging, -postcopy, -postcopy-more, -bitmap, -fetch, -breakdown, -size, -guest-time, -snapshot, -async, -counter
+bench-%: stock guest kernel ## one or a few of them: bench-demand-paging, -postcopy, -postcopy-more, -bitmap, -fetch, -background, -breakdown, -size, -guest-time, -snapshot, -async, -counter
 	@$(BENCH) --suite $*$(and $(S),$(filter async,$*),$(S))
 
 SOAK ?= 200

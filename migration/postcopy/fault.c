@@ -81,7 +81,7 @@ typedef struct PostcopyFaultVCPU {
 
 static bool postcopy_fault_fetches(MigrationIncomingState *mis)
 {
-    return qatomic_read(&mis->postcopy->source) == &postcopy_fetch_channels;
+    return postcopy_source(mis) == &postcopy_fetch_channels;
 }
 
 PostcopyPage postcopy_page(RAMBlock *rb, ram_addr_t offset)
@@ -116,7 +116,6 @@ static void postcopy_fault_set_received(const PostcopyPage *page)
     kvm_exit_on_missing_placed(page->rb, page->start, page->size);
     ramblock_recv_bitmap_set_range(page->rb, page->host,
                                    page->size / qemu_target_page_size());
-    mark_postcopy_blocktime_end((uintptr_t)page->host);
 }
 
 static void postcopy_fault_missed(const PostcopyPage *page, uint32_t tid)
@@ -124,7 +123,12 @@ static void postcopy_fault_missed(const PostcopyPage *page, uint32_t tid)
     mark_postcopy_blocktime_begin((uintptr_t)page->host, tid, page->rb);
 }
 
-/* Under the lock: the fault thread ends after postcopy_requests_stop() */
+static void postcopy_fault_come(const PostcopyPage *page)
+{
+    mark_postcopy_blocktime_end((uintptr_t)page->host);
+}
+
+/* The fault thread ends after postcopy_requests_stop() */
 static void postcopy_fault_deferred(void)
 {
     postcopy_fault_thread_notify(migration_incoming_get_current());
@@ -134,6 +138,7 @@ static const PostcopyRequestOps postcopy_fault_request_ops = {
     .received = postcopy_fault_received,
     .set_received = postcopy_fault_set_received,
     .missed = postcopy_fault_missed,
+    .come = postcopy_fault_come,
     .deferred = postcopy_fault_deferred,
 };
 
@@ -167,7 +172,7 @@ static int postcopy_fault_request(MigrationIncomingState *mis,
         }
         return ret;
     }
-    return qatomic_read(&mis->postcopy->source)->request(mis, page, more);
+    return postcopy_source(mis)->request(mis, page, more);
 }
 
 bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
@@ -269,7 +274,7 @@ static void postcopy_fault_send(MigrationIncomingState *mis,
     if (!postcopy_fault_request(mis, page, send == POSTCOPY_SEND_AROUND) &&
         send == POSTCOPY_SEND_AROUND) {
         postcopy_fault_request_around(mis, page);
-        qatomic_read(&mis->postcopy->source)->flush(mis);
+        postcopy_source(mis)->flush(mis);
     }
 }
 
@@ -301,15 +306,14 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
 
 void postcopy_fault_send_deferred(MigrationIncomingState *mis)
 {
-    PostcopyPage page;
-    unsigned n = 0;
+    PostcopyPage pages[POSTCOPY_FAULT_FLUSH];
+    unsigned n = postcopy_requests_take_deferred(mis->postcopy->requests, pages,
+                                                 POSTCOPY_FAULT_FLUSH);
 
-    while (n < POSTCOPY_FAULT_FLUSH &&
-           postcopy_requests_next_deferred(mis->postcopy->requests, &page)) {
-        postcopy_fault_request(mis, &page, true);
-        n++;
+    for (unsigned i = 0; i < n; i++) {
+        postcopy_fault_request(mis, &pages[i], true);
     }
-    qatomic_read(&mis->postcopy->source)->flush(mis);
+    postcopy_source(mis)->flush(mis);
     if (n == POSTCOPY_FAULT_FLUSH) {
         /* The rest after what userfaultfd has, which must not starve */
         postcopy_fault_thread_notify(mis);
@@ -352,7 +356,7 @@ static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
 static int postcopy_fault_exit(CPUState *cpu, RAMBlock *rb, ram_addr_t offset)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
-    const PostcopySource *source = qatomic_read(&mis->postcopy->source);
+    const PostcopySource *source = postcopy_source(mis);
     PostcopyPage page = postcopy_page(rb, offset);
 
     if (source->serve && source->serve(mis, &page, cpu->cpu_index)) {
@@ -546,10 +550,10 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
         }
         trace_postcopy_fault_ask_again(idstr, page->start);
         if ((i + 1) % POSTCOPY_FAULT_FLUSH == 0) {
-            qatomic_read(&mis->postcopy->source)->flush(mis);
+            postcopy_source(mis)->flush(mis);
         }
     }
-    qatomic_read(&mis->postcopy->source)->flush(mis);
+    postcopy_source(mis)->flush(mis);
 }
 
 /*
@@ -587,7 +591,7 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
 {
     PostcopyState ps = postcopy_state_get();
     int64_t late_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + POSTCOPY_LATE_MS;
-    const PostcopySource *source = qatomic_read(&mis->postcopy->source);
+    const PostcopySource *source = postcopy_source(mis);
     bool ended = false;
 
     if (!migrate_postcopy_ram() || qemu_in_coroutine() ||

@@ -91,15 +91,20 @@ static int postcopy_fetch_request(MigrationIncomingState *mis,
     }
     stat64_add(&fetch->counts[ch->id].requests, 1);
     postcopy_frame_put(ch->out, &request, &ch->last);
-    return more ? 0 : qemu_fflush(ch->out);
+    if (more) {
+        qatomic_or(&fetch->unflushed, 1u << ch->id);
+        return 0;
+    }
+    return qemu_fflush(ch->out);
 }
 
 static void postcopy_fetch_flush(MigrationIncomingState *mis)
 {
     PostcopyFetch *fetch = mis->postcopy->fetch;
+    unsigned bits = qatomic_xchg(&fetch->unflushed, 0);
 
-    for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
-        PostcopyFetchChannel *ch = &fetch->channels[i];
+    for (; bits; bits &= bits - 1) {
+        PostcopyFetchChannel *ch = &fetch->channels[ctz32(bits)];
 
         QEMU_LOCK_GUARD(&ch->lock);
         if (ch->active) {

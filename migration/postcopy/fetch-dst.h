@@ -46,6 +46,11 @@ struct PostcopyFetch {
     PostcopyFetchChannel channels[POSTCOPY_FETCH_CHANNELS_MAX];
     PostcopyFetchCounts counts[POSTCOPY_FETCH_CHANNELS_MAX];
     /*
+     * Bits of those that may have requests in their buffers.  Atomic: set with
+     * the channel's lock, behind the request, and taken before that lock.
+     */
+    unsigned unflushed;
+    /*
      * Protects what is below, and, after the channel's own lock, that a
      * channel's in is there.  Held for no more than a shutdown().
      */

@@ -134,8 +134,8 @@ int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
     bool sent = false;
 
     ram_note_request(frame->rb, at);
+    qatomic_set(&ch->requested, true);
     QEMU_LOCK_GUARD(&ch->lock);
-    ch->requested = true;
     while (at < end && !qemu_file_get_error(ch->out) &&
            ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
         postcopy_fetch_put(ch, frame->rb, at, run_end);
@@ -170,21 +170,15 @@ static PostcopyFetchSource *postcopy_fetch_of_turn(MigrationState *s)
 }
 
 /*
- * Each stretch before a PING has one channel, so that destination's threads
- * place them at the same time.  Those that have requests are left alone, but
+ * Each stretch before a PING has one channel, so that the destination's threads
+ * place several at the same time.  Those that have requests are left alone, but
  * for the last one.
  */
 static void postcopy_fetch_next_turn(MigrationState *s)
 {
-    PostcopyFetchSource *ch;
-
     s->postcopy->turn++;
-    ch = postcopy_fetch_of_turn(s);
-    WITH_QEMU_LOCK_GUARD(&ch->lock) {
-        if (ch->requested) {
-            ch->requested = false;
-            s->postcopy->turn = 0;
-        }
+    if (qatomic_xchg(&postcopy_fetch_of_turn(s)->requested, false)) {
+        s->postcopy->turn = 0;
     }
 }
 

@@ -51,10 +51,10 @@ typedef struct PostcopyFetchSource {
     RAMBlock *last;
     /* Bytes of pages in out's buffer */
     size_t unsent;
-    /* There was a request since the background has passed this channel */
-    bool requested;
     /* Atomic: that its connection ends is no error any more */
     bool ended;
+    /* Atomic: there was a request since the background's turn came here last */
+    bool requested;
 } PostcopyFetchSource;
 
 /* Of fetch-send.c */

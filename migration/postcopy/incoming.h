@@ -54,6 +54,12 @@ struct PostcopyIncoming {
     int64_t late_warned_ms;
 };
 
+/* By what pages are requested now, or NULL.  Any thread. */
+static inline const PostcopySource *postcopy_source(MigrationIncomingState *mis)
+{
+    return qatomic_read(&mis->postcopy->source);
+}
+
 /* async.c: vCPUs that do not wait for missing pages */
 
 typedef enum PostcopyFaultResult {

@@ -417,33 +417,38 @@ bool postcopy_requests_served(PostcopyRequests *r, const PostcopyPage *page,
 
 void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page)
 {
+    bool wake = false;
     PostcopyRequest *req;
 
-    QEMU_LOCK_GUARD(&r->lock);
-    req = g_hash_table_lookup(r->pages, page->host);
-    /* It may have been received meanwhile, and missed once more */
-    if (req && !req->deferred) {
-        if (QTAILQ_EMPTY(&r->deferred)) {
-            r->ops->deferred();
+    WITH_QEMU_LOCK_GUARD(&r->lock) {
+        req = g_hash_table_lookup(r->pages, page->host);
+        /* It may have been received meanwhile, and missed once more */
+        if (req && !req->deferred) {
+            wake = QTAILQ_EMPTY(&r->deferred);
+            r->inside += wake;
+            req->deferred = true;
+            QTAILQ_INSERT_TAIL(&r->deferred, req, next_deferred);
         }
-        req->deferred = true;
-        QTAILQ_INSERT_TAIL(&r->deferred, req, next_deferred);
+    }
+    if (wake) {
+        r->ops->deferred();
+        postcopy_requests_leave(r);
     }
 }
 
-bool postcopy_requests_next_deferred(PostcopyRequests *r, PostcopyPage *page)
+unsigned postcopy_requests_take_deferred(PostcopyRequests *r,
+                                         PostcopyPage *pages, unsigned most)
 {
     PostcopyRequest *req;
+    unsigned n = 0;
 
     QEMU_LOCK_GUARD(&r->lock);
-    req = QTAILQ_FIRST(&r->deferred);
-    if (!req) {
-        return false;
+    while (n < most && (req = QTAILQ_FIRST(&r->deferred))) {
+        req->deferred = false;
+        QTAILQ_REMOVE(&r->deferred, req, next_deferred);
+        pages[n++] = req->page;
     }
-    req->deferred = false;
-    QTAILQ_REMOVE(&r->deferred, req, next_deferred);
-    *page = req->page;
-    return true;
+    return n;
 }
 
 /* Returns false if the waiter was taken out, and is about to be woken */
@@ -507,6 +512,9 @@ static bool postcopy_request_come(PostcopyRequests *r, const PostcopyPage *page,
     now = get_clock();
     QSLIST_FOREACH(wait, &req->waits, next) {
         postcopy_meter_add(&r->meter, wait->cpu, now - wait->since);
+    }
+    if (r->ops->come && !QSLIST_EMPTY(&req->waits)) {
+        r->ops->come(page);
     }
     postcopy_request_end(r, req, wake);
     g_hash_table_remove(r->pages, page->host);

@@ -43,7 +43,12 @@ typedef struct PostcopyRequestOps {
     void (*set_received)(const PostcopyPage *page);
     /* Or NULL.  Thread @tid waits for the page and nothing else */
     void (*missed)(const PostcopyPage *page, uint32_t tid);
-    /* Wake the sender.  NULL if no request is deferred. */
+    /* Or NULL.  A page has come that threads wait for */
+    void (*come)(const PostcopyPage *page);
+    /*
+     * Wake the sender: a system call, so without the lock, but before
+     * postcopy_requests_stop() ends.  NULL if no request is deferred.
+     */
     void (*deferred)(void);
 } PostcopyRequestOps;
 
@@ -182,8 +187,9 @@ bool postcopy_requests_served(PostcopyRequests *r, const PostcopyPage *page,
 
 /* After POSTCOPY_PAGE_REQUEST: let the sender send it, not the caller */
 void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page);
-/* Of the sender: take one of these.  Returns false if there is none. */
-bool postcopy_requests_next_deferred(PostcopyRequests *r, PostcopyPage *page);
+/* Of the sender: take @most of these at most.  Returns how many there were. */
+unsigned postcopy_requests_take_deferred(PostcopyRequests *r,
+                                         PostcopyPage *pages, unsigned most);
 
 /**
  * postcopy_request_wait: sleep until the page has come

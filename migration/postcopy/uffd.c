@@ -81,7 +81,7 @@ bool postcopy_uffd_read(MigrationIncomingState *mis)
         postcopy_uffd_serve(mis, &msgs[i], fault);
     }
     if (n > 1) {
-        qatomic_read(&mis->postcopy->source)->flush(mis);
+        postcopy_source(mis)->flush(mis);
     }
     return n >= 0;
 }

@@ -452,11 +452,29 @@ def test_twice(place):
         assert pair.faults()["duplicates"] == 1
 
 
+class Withholds(Requests):
+    """One page that has been requested."""
+
+    def __init__(self, to, **options):
+        self.asked = set()
+        self.told = None
+        super().__init__(to, **options)
+
+    def request(self, number, data, send):
+        self.asked.add(HEADER.unpack(data[:HEADER.size])[-1])
+        send(data)
+
+    def frame(self, frame, send):
+        if not self.told and frame.type == PAGES and not frame.name and frame.offset in self.asked:
+            self.told = frame
+        else:
+            send(frame.pack())
+
+
 def test_withheld(lab):
     """All has been sent, the channels have ended, and a page has not come: it is named."""
-    between = None
     with Pair(lab, exits="on", fetch=2, pattern="shared", mem=16) as pair:
-        between = wire(pair, Lie, change=lambda frame, send: None)
+        between = wire(pair, Withholds)
         pair.postcopy(between.uri)
         until(lambda: between.told, "the lie")
         pair.fast()
@@ -469,13 +487,13 @@ def test_withheld(lab):
 @slow
 def test_silent_end(place):
     """All has been sent and one channel does not end, as if a firewall had forgotten it: QEMU says so."""
-    class Withholds(FetchWire):
+    class Endless(FetchWire):
         def frame(self, frame, send):
             if frame.type != END:
                 send(frame.pack())
 
     with Pair(place, fetch=2, pattern="shared", mem=16) as pair:
-        pair.postcopy(wire(pair, Withholds).uri, bandwidth=64 * MIB)
+        pair.postcopy(wire(pair, Endless).uri, bandwidth=64 * MIB)
         pair.destination.wait_says("not all fetch channels")
         pair.destination.cmd("migrate-pause")
         pair.wait_paused()

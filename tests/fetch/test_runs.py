@@ -38,7 +38,7 @@ def test_runs(place, fetch, zero):
 
 
 class Stops(FetchWire):
-    """Passes on nothing more of the last of two channels from the 100th frame on, behind what each vCPU needs to run."""
+    """Passes on nothing more of the last of two channels from its 100th frame on, behind what vCPUs need to run."""
 
     def __init__(self, to, **options):
         self.halted, self.go_on = threading.Event(), threading.Event()

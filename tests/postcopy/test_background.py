@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from tests.lab import fetch_proxy
 from tests.lab.backends import CHANNELS
+from tests.lab.fetch_proxy import FetchWire
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import MIB, NO_WINDOW, STOCK, Pair
 from tests.lab.proxy import MAIN, PAGE_SIZE, Lie, pack
@@ -101,11 +103,33 @@ def bound_to_be_touched(source, cpu):
     return {(cpu, name): address & -PAGE_SIZE for name, address in found.items()}
 
 
-def test_begins_with_what_vcpus_touch(place):
+class FrameOrder(FetchWire):
+    """Keeps the order of the pages of fetch channels, of which there is one."""
+
+    def __init__(self, to, **options):
+        self.pages = []
+        self.name = b""
+        super().__init__(to, **options)
+
+    def frame(self, frame, send):
+        self.name = frame.name or self.name
+        if frame.type in (fetch_proxy.PAGES, fetch_proxy.ZERO):
+            self.pages += [(self.name, frame.offset + at) for at in range(0, frame.length, PAGE_SIZE)]
+        send(frame.pack())
+
+
+@pytest.mark.parametrize("fetch", [0, 1])
+def test_begins_with_what_vcpus_touch(place, fetch):
     """Of 40,000 pages, none of which has been sent."""
-    order = Order()
-    with LinuxPair(place, exits=None, cpus=2) as pair:
-        pair.postcopy(pair.wire(pair.listen(), lie=order, lying=MAIN).uri, bandwidth=0)
+    with LinuxPair(place, exits=None, cpus=2, fetch=fetch) as pair:
+        order: Order | FrameOrder
+        if fetch:
+            order = pair.wire_of(FrameOrder, pair.listen())
+            uri = order.uri
+        else:
+            order = Order()
+            uri = pair.wire(pair.listen(), lie=order, lying=MAIN).uri
+        pair.postcopy(uri, bandwidth=0)
         wanted = bound_to_be_touched(pair.source, 0) | bound_to_be_touched(pair.source, 1)
         pair.finish()
     # 64 a vCPU, and 129 of 64 queues

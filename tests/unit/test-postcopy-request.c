@@ -21,9 +21,14 @@
 static unsigned data[PAGES];
 static unsigned asked[PAGES];
 static unsigned sender_woken;
+static PostcopyRequests *requests;
 
+/* Without the lock, and not while the requests are being stopped */
 static void test_deferred(void)
 {
+    PostcopyFaultStats stats;
+
+    postcopy_requests_stats(requests, &stats);
     sender_woken++;
 }
 
@@ -31,7 +36,8 @@ static PostcopyRequests *setup(void)
 {
     memset(data, 0, sizeof(data));
     memset(asked, 0, sizeof(asked));
-    return requests_start(test_deferred);
+    requests = requests_start(test_deferred);
+    return requests;
 }
 
 /* By thread @tid, which is a vCPU's if it has a waiter */
@@ -244,7 +250,7 @@ static void test_run(void)
 static void test_defer(void)
 {
     g_autoptr(PostcopyRequests) r = setup();
-    PostcopyPage page;
+    PostcopyPage page, pages[3];
 
     sender_woken = 0;
     for (unsigned n = 0; n < 3; n++) {
@@ -254,11 +260,11 @@ static void test_defer(void)
     }
     g_assert_cmpuint(sender_woken, ==, 1);
     complete(r, 1);
-    g_assert_true(postcopy_requests_next_deferred(r, &page));
-    g_assert_cmpuint(page.start, ==, 0);
-    g_assert_true(postcopy_requests_next_deferred(r, &page));
-    g_assert_cmpuint(page.start, ==, 2 * PAGE);
-    g_assert_false(postcopy_requests_next_deferred(r, &page));
+    g_assert_cmpuint(postcopy_requests_take_deferred(r, pages, 1), ==, 1);
+    g_assert_cmpuint(pages[0].start, ==, 0);
+    g_assert_cmpuint(postcopy_requests_take_deferred(r, pages, 3), ==, 1);
+    g_assert_cmpuint(pages[0].start, ==, 2 * PAGE);
+    g_assert_cmpuint(postcopy_requests_take_deferred(r, pages, 3), ==, 0);
 
     /* It may come too late */
     begin(r, 3, NULL);
@@ -272,7 +278,7 @@ static void test_defer(void)
     postcopy_request_defer(r, &page);
     g_assert_cmpuint(sender_woken, ==, 2);
     postcopy_requests_stop(r);
-    g_assert_false(postcopy_requests_next_deferred(r, &page));
+    g_assert_cmpuint(postcopy_requests_take_deferred(r, pages, 3), ==, 0);
 }
 
 /* A thread that is interrupted while it waits, and comes back, is one fault */
