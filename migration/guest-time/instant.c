@@ -237,7 +237,9 @@ GuestTimeOfDay guest_time_of_day(uint64_t realtime)
     return time;
 }
 
-/* Whether there are any.  @now is CLOCK_MONOTONIC, read after the time of day */
+/*
+ * Whether there are any.  @now is CLOCK_MONOTONIC, read after the time of day
+ */
 static bool guest_time_find_limits(const GuestTimeState *s, int64_t now,
                                    GuestTimeLimits *limits)
 {

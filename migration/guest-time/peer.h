@@ -64,8 +64,8 @@ const char *guest_time_untold(void);
 
 /*
  * How long before an instant the source asked and had its answer, in ns; 0 if
- * it has not.  The instant was taken between @before and @after, CLOCK_MONOTONIC
- * in ns.
+ * it has not.  The instant was taken between @before and @after,
+ * CLOCK_MONOTONIC in ns.
  */
 void guest_time_since_asked(int64_t before, int64_t after, uint64_t *asked_ns,
                             uint64_t *answered_ns);

@@ -78,8 +78,8 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages);
 uint64_t postcopy_background_slice(MigrationState *s);
 
 /*
- * Behind a section: send what is in the buffer of a fetch channel, and a PING if
- * it is time for one.  Migration thread.
+ * Behind a section: send what is in the buffer of a fetch channel, and a PING
+ * if it is time for one.  Migration thread.
  */
 void postcopy_background_ping(MigrationState *s);
 

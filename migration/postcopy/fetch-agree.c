@@ -2,9 +2,9 @@
  * Postcopy: how both ends agree on a number of fetch channels
  *
  * The source asks for a number by the first PING, and the destination answers
- * with the one that there is to be.  Before, it tells a token, by which it knows
- * the channels of this migration.  That number stays, for recoveries too; how
- * many of the channels are used is said whenever they have been connected.
+ * with the one that there is to be.  Before, it tells a token, by which it
+ * knows the channels of this migration.  That number stays, for recoveries too;
+ * how many of the channels are used is said whenever they have been connected.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -27,9 +27,9 @@
 #include "trace.h"
 
 /*
- * What 'auto' asks for: a channel for so many vCPUs, since fewer leave a
- * channel's threads idle; no more than processors on which QEMU's threads may
- * run, and no more than these
+ * What 'auto' asks for: a channel for the background, and for the requests of so
+ * many vCPUs one, since fewer leave a channel's threads idle; of these no more
+ * than processors on which QEMU's threads may run, and no more than so many
  */
 #define AUTO_VCPUS 4
 #define AUTO_MOST  4
@@ -50,8 +50,8 @@ static unsigned fetch_wanted(bool *strict)
             vcpus++;
         }
     }
-    return MIN(MIN(DIV_ROUND_UP(vcpus, AUTO_VCPUS), AUTO_MOST),
-               g_get_num_processors());
+    return 1 + MIN(MIN(DIV_ROUND_UP(vcpus, AUTO_VCPUS), AUTO_MOST),
+                   g_get_num_processors());
 }
 
 static uint32_t fetch_ask(MigrationState *s)

@@ -42,6 +42,12 @@
  */
 #define POSTCOPY_FETCH_SHARE 4
 
+/* The last one is left to the background, if there are others */
+static unsigned postcopy_fetch_for_requests(PostcopyFetch *fetch)
+{
+    return MAX(ctpop16(qatomic_read(&fetch->used)), 2) - 1;
+}
+
 unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
                                const PostcopyPage *page)
 {
@@ -51,7 +57,7 @@ unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
     unsigned n = postcopy_requests_number(mis->postcopy->requests) + 1;
 
     n = MIN(DIV_ROUND_UP(n, POSTCOPY_FETCH_SHARE),
-            ctpop16(qatomic_read(&mis->postcopy->fetch->used)));
+            postcopy_fetch_for_requests(mis->postcopy->fetch));
     if (n < 2 || page->size >= POSTCOPY_FETCH_LARGE) {
         return 0;
     }
@@ -65,7 +71,7 @@ static PostcopyFetchChannel *postcopy_fetch_of(PostcopyFetch *fetch,
                                                const PostcopyPage *page)
 {
     unsigned used = qatomic_read(&fetch->used);
-    unsigned i = used ? page->channel % ctpop16(used) : 0;
+    unsigned i = page->channel % postcopy_fetch_for_requests(fetch);
 
     while (i--) {
         used &= used - 1;

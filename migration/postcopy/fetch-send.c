@@ -160,12 +160,15 @@ bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb)
            qemu_ram_pagesize(rb) < POSTCOPY_FETCH_LARGE;
 }
 
-/* Counted from the last one on: requests use as few as they can from the first */
+/*
+ * Counted from the last one on: requests use as few as they can from the first
+ * on, which is theirs alone if there are others
+ */
 static PostcopyFetchSource *postcopy_fetch_of_turn(MigrationState *s)
 {
     GPtrArray *channels = s->postcopy->channels;
 
-    s->postcopy->turn %= channels->len;
+    s->postcopy->turn %= MAX(channels->len, 2) - 1;
     return g_ptr_array_index(channels, channels->len - 1 - s->postcopy->turn);
 }
 

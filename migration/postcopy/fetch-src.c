@@ -152,7 +152,9 @@ static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
     }
 }
 
-/* Of the channel's thread: until the destination has answered, or @errp is set */
+/*
+ * Of the channel's thread: until the destination has answered, or @errp is set
+ */
 static void postcopy_fetch_greet(PostcopyFetchSource *ch, Error **errp)
 {
     const uint8_t *token = ch->s->postcopy->offer.token;

@@ -101,7 +101,9 @@ void postcopy_frame_put(QEMUFile *f, const PostcopyFrame *frame,
 bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
                         Error **errp);
 
-/* Whether postcopy_frame_get() would not wait: another frame is in the buffer */
+/*
+ * Whether postcopy_frame_get() would not wait: another frame is in the buffer
+ */
 bool postcopy_frame_is_there(QEMUFile *f);
 
 #endif

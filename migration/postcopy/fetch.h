@@ -89,8 +89,8 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp);
 void postcopy_fetch_go(MigrationState *s);
 
 /*
- * Whether the background of @rb goes by channels.  This function and those below
- * are the migration thread's.
+ * Whether the background of @rb goes by channels.  This function and those
+ * below are the migration thread's.
  */
 bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb);
 
@@ -137,14 +137,14 @@ unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
                                const PostcopyPage *page);
 
 /*
- * Whether no channel is awaited: none was agreed on, or the source has said which
- * ones it uses.  Takes no lock.
+ * Whether no channel is awaited: none was agreed on, or the source has said
+ * which ones it uses.  Takes no lock.
  */
 bool postcopy_fetch_complete(MigrationIncomingState *mis);
 
 /*
- * With the BQL: the source advises of postcopy.  Returns false and sets @errp if
- * this side has set a number and has not been asked for it.
+ * With the BQL: the source advises of postcopy.  Returns false and sets @errp
+ * if this side has set a number and has not been asked for it.
  */
 bool postcopy_fetch_advised(MigrationIncomingState *mis, Error **errp);
 

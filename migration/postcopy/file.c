@@ -54,7 +54,8 @@
 /*
  * What is read at once of what nobody has missed: a disk takes some time for
  * each read, and the kernel has huge pages of this size.  And what is placed at
- * once of that, if not as a huge page, as a vCPU that misses a page of it waits.
+ * once of that, if not as a huge page, as a vCPU that misses a page of it
+ * waits.
  */
 #define RUN_SIZE (2 * MiB)
 #define PLACE_SIZE (256 * KiB)
@@ -66,8 +67,8 @@
 #define AROUND_SIZE (16 * KiB)
 
 /*
- * What the page cache gets, aligned, when a page that is missed has to be waited
- * for: a disk needs hardly longer for it
+ * What the page cache gets, aligned, when a page that is missed has to be
+ * waited for: a disk needs hardly longer for it
  */
 #define READ_AHEAD_SIZE (256 * KiB)
 
@@ -140,7 +141,9 @@ struct PostcopyFile {
     bool paused;
     /* Posted by the one that has cleared it */
     QemuSemaphore recovered;
-    /* What must be waited for, missed pages first; under the lock, as is quit */
+    /*
+     * What must be waited for, missed pages first; under the lock, as is quit
+     */
     QTAILQ_HEAD(, FileTask) tasks;
     QemuMutex tasks_lock;
     QemuCond tasks_changed;
@@ -161,7 +164,9 @@ struct PostcopyFile {
     Stat64 uncached;
     /* The last page that was missed, in the space of ram_addr_t */
     Stat64 missed;
-    /* The last one that postcopy_file_run()'s thread, which has this, has seen */
+    /*
+     * The last one that postcopy_file_run()'s thread, which has this, has seen
+     */
     uint64_t followed;
     /* Or NULL.  Constant once memory may be missing. */
     PostcopyWorkingSet *set;
@@ -804,8 +809,8 @@ static int file_place_parts(MigrationIncomingState *mis, PostcopyFileBlock *b,
 
 /*
  * Read a host page, and place it, with small ones around it.  Returns as
- * file_read().  The caller is inside (postcopy_requests_enter()), or ends before
- * the requests do.
+ * file_read().  The caller is inside (postcopy_requests_enter()), or ends
+ * before the requests do.
  */
 static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
                       bool wait)
@@ -902,7 +907,8 @@ static int file_request(MigrationIncomingState *mis, const PostcopyPage *page,
 
 /*
  * A page that has been received is not for this function: the vCPU exits for it
- * as it cannot be written to, like the kernel's zero page.  So zeros are copied.
+ * as it cannot be written to, like the kernel's zero page.  So zeros are
+ * copied.
  */
 static bool file_serve_inside(MigrationIncomingState *mis,
                               const PostcopyPage *page)
@@ -1114,7 +1120,9 @@ static int file_place_rest(MigrationIncomingState *mis, void *buffer)
     unsigned bits = qemu_target_page_bits();
     size_t bit = 0;
 
-    /* A round may have begun inside of the first block, which is the last too */
+    /*
+     * A round may have begun inside of the first block, which is the last too
+     */
     for (guint i = 0, whole = 0; whole <= file->blocks->len; ) {
         PostcopyFileBlock *b;
         PostcopyPage page;
@@ -1160,7 +1168,9 @@ static int file_place_rest(MigrationIncomingState *mis, void *buffer)
 /* Returns whether all has been placed; if not, it is paused */
 static bool file_place_all(MigrationIncomingState *mis, void *buffer)
 {
-    /* What another thread has claimed, and cannot place, is for the next pass */
+    /*
+     * What another thread has claimed, and cannot place, is for the next pass
+     */
     do {
         int ret = file_place_rest(mis, buffer);
 

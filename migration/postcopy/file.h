@@ -18,7 +18,9 @@
  * said of the source in postcopy is true of the file.
  */
 
-/* Refuse what cannot be together with such a load.  Before the file is opened. */
+/*
+ * Refuse what cannot be together with such a load.  Before the file is opened.
+ */
 bool postcopy_file_check(Error **errp);
 
 /**

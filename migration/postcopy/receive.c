@@ -153,8 +153,8 @@ static bool postcopy_receive_continues(const PostcopyTmpPage *tmp,
 
 /*
  * One page that is placed with its neighbours; @data NULL: zeros.  It is placed
- * at once unless @f has the next one in its buffer, whole: reading more may have
- * to wait.
+ * at once unless @f has the next one in its buffer, whole: reading more may
+ * have to wait.
  */
 static int postcopy_receive_run(MigrationIncomingState *mis,
                                 PostcopyTmpPage *tmp, QEMUFile *f,

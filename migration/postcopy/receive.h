@@ -11,9 +11,9 @@
 #include "request.h"
 
 /*
- * So many are placed at once, at most.  On the main channel that is a memory copy
- * more for each, but one call of the kernel for all, whose own work for a page
- * takes no longer.
+ * So many are placed at once, at most.  On the main channel that is a memory
+ * copy more for each, but one call of the kernel for all, whose own work for a
+ * page takes no longer.
  */
 #define POSTCOPY_RUN_PAGES 64
 
@@ -37,8 +37,8 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
  * @data: the page's content; tmp->buffer, or that of @f
  *
  * A small page that @f has a neighbour of in its buffer, or may have, is placed
- * with it, or by postcopy_receive_run_end().  Returns 0, or negative errno after
- * it has reported the error.
+ * with it, or by postcopy_receive_run_end().  Returns 0, or negative errno
+ * after it has reported the error.
  */
 int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
                          QEMUFile *f, RAMBlock *rb, void *data);

@@ -36,7 +36,9 @@ typedef struct PostcopyRequest {
     bool ahead;
 } PostcopyRequest;
 
-/* Addresses of pages that are claimed together: of the first, and behind them */
+/*
+ * Addresses of pages that are claimed together: of the first, and behind them
+ */
 typedef struct PostcopyClaimed {
     void *start;
     void *end;

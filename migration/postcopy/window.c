@@ -1,9 +1,9 @@
 /*
  * Postcopy: how much of the background may be on its way
  *
- * The background is sent in slices with a PING now and then, and a slice is held
- * back while more is on its way than the time of a round trip needs: the rest
- * would lie in a queue, and whatever is sent now would wait behind it.
+ * The background is sent in slices with a PING now and then, and a slice is
+ * held back while more is on its way than the time of a round trip needs: the
+ * rest would lie in a queue, and whatever is sent now would wait behind it.
  *
  * The time of a round trip is the fastest answer's, and the most that has left
  * a queue per second tells how much that is in bytes.
@@ -21,7 +21,9 @@
 #define QUEUE_LEAST     (64 * KiB)
 #define QUEUE_FIRST     (256 * KiB)
 #define QUEUE_MOST      (256 * MiB)
-/* The link's queue is filled in so many slices; else each ms has so many */
+/*
+ * A slice is a part of what the link may hold, or of a ms: the larger of both
+ */
 #define SLICES          8
 #define SLICES_PER_MS   10
 /*
@@ -41,7 +43,7 @@
  */
 #define SHARE           4
 #define LINK_SLACK_NS   (350 * SCALE_US)
-#define PATH_SLACK_NS   (1500 * SCALE_US)
+#define PATH_SLACK_NS   (8 * SCALE_MS)
 
 /* A round takes so many ns, or a round trip, whichever is longer */
 #define ROUND_NS        (10 * SCALE_MS)

@@ -73,7 +73,9 @@ typedef struct PostcopyWindow {
     int64_t least_ns;
     /* That of the last answer */
     int64_t delay;
-    /* The path held the background back when postcopy_window_full() was asked */
+    /*
+     * The path held the background back when postcopy_window_full() was asked
+     */
     bool path_full;
     /*
      * Steps until least_delay has been found with little on the way, and pinged
@@ -98,7 +100,9 @@ bool postcopy_window_sent(PostcopyWindow *w, uint64_t bytes);
  */
 bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint32_t *number);
 
-/* PING @number was answered at @now.  Returns false if that one is not awaited. */
+/*
+ * PING @number was answered at @now.  Returns false if that one is not awaited.
+ */
 bool postcopy_window_pong(PostcopyWindow *w, int64_t now, uint32_t number);
 
 /*

@@ -103,7 +103,9 @@ static void working_set_load(PostcopyWorkingSet *set)
     FILE *f;
 
     if (fd < 0) {
-        /* One that cannot be read for another reason cannot be written either */
+        /*
+         * One that cannot be read for another reason cannot be written either
+         */
         set->changed = errno == ENOENT;
         return;
     }
