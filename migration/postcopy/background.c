@@ -162,7 +162,7 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages)
     b->file_bytes = s->postcopy->runs ? s->postcopy->transferred :
                     qemu_file_transferred(s->to_dst_file);
     /* Those of other channels are on their way, too */
-    bytes = b->file_bytes - before + pages * PAGE_COST;
+    bytes = MAX(b->file_bytes, before) - before + pages * PAGE_COST;
     b->unpaid += bytes;
     QEMU_LOCK_GUARD(&b->lock);
     /* No page has more, but those of other channels are in bytes as well */

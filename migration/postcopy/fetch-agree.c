@@ -27,9 +27,10 @@
 #include "trace.h"
 
 /*
- * What 'auto' asks for: a channel for the background, and for the requests of so
- * many vCPUs one, since fewer leave a channel's threads idle; of these no more
- * than processors on which QEMU's threads may run, and no more than so many
+ * What 'auto' asks for: a channel for the background, and for the requests of
+ * so many vCPUs one, since fewer leave a channel's threads idle; of these no
+ * more than processors on which QEMU's threads may run, and no more than so
+ * many
  */
 #define AUTO_VCPUS 4
 #define AUTO_MOST  4

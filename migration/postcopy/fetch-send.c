@@ -156,19 +156,20 @@ int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
 
 bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb)
 {
-    return s->postcopy->channels && s->postcopy->channels->len &&
+    /* One that requests share with it would make them wait */
+    return s->postcopy->channels && s->postcopy->channels->len > 1 &&
            qemu_ram_pagesize(rb) < POSTCOPY_FETCH_LARGE;
 }
 
 /*
  * Counted from the last one on: requests use as few as they can from the first
- * on, which is theirs alone if there are others
+ * on, which is theirs alone
  */
 static PostcopyFetchSource *postcopy_fetch_of_turn(MigrationState *s)
 {
     GPtrArray *channels = s->postcopy->channels;
 
-    s->postcopy->turn %= MAX(channels->len, 2) - 1;
+    s->postcopy->turn %= channels->len - 1;
     return g_ptr_array_index(channels, channels->len - 1 - s->postcopy->turn);
 }
 
@@ -190,12 +191,14 @@ ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
 {
     size_t size = qemu_ram_pagesize(rb);
 
+    ram_addr_t length = end - start;
+
     if (!buffer_is_zero(rb->host + start, size)) {
         uint64_t bytes = ROUND_DOWN(postcopy_background_slice(s), size);
 
-        end = MIN(end, start + MAX(bytes, size));
+        length = MIN(length, MAX(bytes, size));
     }
-    return start + postcopy_fetch_alike(rb, start, end, zero);
+    return start + postcopy_fetch_alike(rb, start, start + length, zero);
 }
 
 int postcopy_fetch_send_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,

@@ -97,21 +97,22 @@ bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb);
 /*
  * Where the background's run of pages from byte @start of @rb ends, at @end at
  * the latest; @zero is set if they are zeros, of which there may be many, while
- * others are no more than what the window lets go.  Without bitmap_mutex.
+ * others are no more than what the window lets go.
  */
 ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                               ram_addr_t end, bool *zero);
 
 /*
- * Send such a run, or the begin of it, whose pages are claimed; a part may stay
- * in a buffer.  Without bitmap_mutex.  Returns 0 or negative errno.
+ * Send such a run, whose pages are claimed; a part may stay in a buffer.
+ * Without bitmap_mutex.  Returns 0 or negative errno.
  */
 int postcopy_fetch_send_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                             ram_addr_t end, bool zero);
 
 /*
  * Behind a slice: send what is in the buffer, and behind it @ping, which may be
- * NULL.  Returns false if the slice was none of channels.
+ * NULL.  Returns false if the slice was none of channels.  Without
+ * bitmap_mutex.
  */
 bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping);
 

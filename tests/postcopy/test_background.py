@@ -104,21 +104,21 @@ def bound_to_be_touched(source, cpu):
 
 
 class FrameOrder(FetchWire):
-    """Keeps the order of the pages of fetch channels, of which there is one."""
+    """Keeps the order of the pages of all fetch channels."""
 
     def __init__(self, to, **options):
         self.pages = []
-        self.name = b""
+        self.name_on = {}
         super().__init__(to, **options)
 
     def frame(self, frame, send):
-        self.name = frame.name or self.name
+        name = self.name_on[send] = frame.name or self.name_on.get(send, b"")
         if frame.type in (fetch_proxy.PAGES, fetch_proxy.ZERO):
-            self.pages += [(self.name, frame.offset + at) for at in range(0, frame.length, PAGE_SIZE)]
+            self.pages += [(name, frame.offset + at) for at in range(0, frame.length, PAGE_SIZE)]
         send(frame.pack())
 
 
-@pytest.mark.parametrize("fetch", [0, 1])
+@pytest.mark.parametrize("fetch", [0, 2])
 def test_begins_with_what_vcpus_touch(place, fetch):
     """Of 40,000 pages, none of which has been sent."""
     with LinuxPair(place, exits=None, cpus=2, fetch=fetch) as pair:
