@@ -24,7 +24,7 @@ from tests.lab.paths import ROOT
 
 COUNTED_MIB = 256
 PAGE = 4096
-Case = namedtuple("Case", "transport backend zeros_percent")
+Case = namedtuple("Case", "transport zeros_percent")
 
 
 class Calls:
@@ -66,7 +66,7 @@ def migrate(place, variant, case, memory_mib, counted=False):
     options = [("-D", log) if counted else () for log in logs]
     encrypted = case.transport == "tls"
     # The guest's own "zero" are pages that stay zeros until it has moved
-    with Pair(place, exits=exits, source=qemu, destination=qemu, backend=case.backend, memory_mb=memory_mib, cpus=1,
+    with Pair(place, exits=exits, source=qemu, destination=qemu, memory_mb=memory_mib, cpus=1,
               pattern="disjoint", zero=case.zeros_percent, seed=1, capabilities=("events",), traced=False, fetch=fetch,
               tls=tls.directory(place) if encrypted else None, source_options=options[0],
               destination_options=options[1]) as pair:
@@ -76,8 +76,8 @@ def migrate(place, variant, case, memory_mib, counted=False):
         src.cmd("stop")
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
         dst.cmd("migrate-incoming", uri=uri)
-        pair.start(uri)
         calls = Calls(pair)
+        pair.start(uri)
         before = [side.cpu_seconds_of_all() for side in pair.sides]
         if counted:
             trace(pair, True)
@@ -131,7 +131,7 @@ def ratio(of, first, key):
 def show(measured):
     for case, of in measured.items():
         first, *_ = of.values()
-        print(f"{case.transport}, {case.backend} memory, {case.zeros_percent} % zeros\n")
+        print(f"{case.transport}, {case.zeros_percent} % zeros\n")
         print("\n".join(aligned([("", *(label for label, *_ in COLUMNS)), *(
             (variant, *(cell(runs, key, unit) if unit else ratio(runs, first, key) for _, key, unit in COLUMNS))
             for variant, runs in of.items())])) + "\n")
@@ -141,15 +141,13 @@ def run(options):
     if not shutil.which("perf"):
         subprocess.run([ROOT / "scripts/deps", "bench"], check=True)
     about = bench.about()
-    place = Host("tcg", 2 * options.memory + 8 if "hugetlb" in options.backends else 0)
+    place = Host("tcg")
     if options.peer:
         postcopy.VARIANTS[f"QEMU {other_qemu.version()}"] = (PEER, None, 0)
     postcopy.VARIANTS.update({f"{n} channels": (FORK, "off", n) for n in options.fetch})
     names = [name for name in postcopy.VARIANTS if name != "exits on"
              and (not options.variants or name in options.variants)]
-    cases = [Case(*case) for transport in options.transport for case in (
-        *((transport, backend, 0) for backend in options.backends),
-        *((transport, "anonymous", 100),) * options.zeros)]
+    cases = [Case(transport, zeros) for transport in options.transport for zeros in [0, 100][:1 + options.zeros]]
     measured: dict[Case, dict[str, list[Figures]]] = {case: {name: [] for name in names} for case in cases}
     with place as machine:
         if options.peer:
@@ -178,7 +176,6 @@ def main():
     parser.add_argument("--rounds", type=int, help="(5)")
     parser.add_argument("--memory", type=int, default=512, metavar="MIB", help="of the guest (512)")
     parser.add_argument("--transport", nargs="+", choices=(*postcopy.URIS, "tls"), help="(all)")
-    parser.add_argument("--backends", nargs="+", choices=postcopy.BACKENDS, default=["anonymous"], help="(anonymous)")
     parser.add_argument("--zeros", action="store_true", help="also a guest of zeros")
     parser.add_argument("--fetch", nargs="+", type=int, default=[0, 1, 4, 8], metavar="N", help="channels (0 1 4 8)")
     parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU")

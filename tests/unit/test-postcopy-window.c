@@ -253,6 +253,27 @@ static void test_answers(void)
     g_assert_false(postcopy_window_pong(&w, 5, second));
 }
 
+/* Several connections answer: in any order, each PING once */
+static void test_any_order(void)
+{
+    PostcopyWindow w = { 0 };
+    uint32_t n[3];
+
+    postcopy_window_begin(&w, 0, 0);
+    for (unsigned i = 0; i < ARRAY_SIZE(n); i++) {
+        postcopy_window_sent(&w, MiB);
+        g_assert_true(postcopy_window_ping(&w, i, &n[i]));
+    }
+    g_assert_true(postcopy_window_pong(&w, 10, n[1]));
+    g_assert_false(postcopy_window_pong(&w, 11, n[1]));
+    g_assert_cmpuint(w.path.left, ==, MiB);
+    g_assert_true(postcopy_window_pong(&w, 12, n[2]));
+    g_assert_cmpuint(w.answered, ==, n[0]);
+    g_assert_true(postcopy_window_pong(&w, 13, n[0]));
+    g_assert_cmpuint(w.answered, ==, w.pinged);
+    g_assert_cmpuint(w.path.left, ==, 3 * MiB);
+}
+
 /* A PING that cannot be remembered is not sent, and nothing is lost */
 static void test_many_pings(void)
 {
@@ -285,6 +306,7 @@ int main(int argc, char **argv)
     g_test_add_func("/postcopy-window/busy-processors", test_busy_processors);
     g_test_add_func("/postcopy-window/other-traffic", test_other_traffic);
     g_test_add_func("/postcopy-window/answers", test_answers);
+    g_test_add_func("/postcopy-window/any-order", test_any_order);
     g_test_add_func("/postcopy-window/many-pings", test_many_pings);
     return g_test_run();
 }
