@@ -44,7 +44,7 @@ static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
            postcopy_receive_end(mis, tmp, ch->in, page->rb, tmp->buffer);
 }
 
-/* @size bytes, which are more than the QEMUFile's buffer has: past it */
+/* @size bytes, which do not fit into the QEMUFile's buffer: past it */
 static void postcopy_fetch_read(PostcopyFetchChannel *ch, uint8_t *to,
                                 size_t size)
 {
@@ -73,8 +73,7 @@ static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
     if (!zero) {
         *n = MIN(*n, POSTCOPY_RUN_PAGES);
         size = *n * page->size;
-        if (size <= qemu_file_buffered(ch->in) ||
-            size <= POSTCOPY_FETCH_BATCH) {
+        if (size <= POSTCOPY_FETCH_BATCH) {
             qemu_peek_buffer(ch->in, &data, size, 0);
             /* What data points to stays until the next byte is read */
             qemu_file_skip(ch->in, size);

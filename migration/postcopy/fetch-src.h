@@ -42,8 +42,10 @@ typedef struct PostcopyFetchSource {
     QEMUFile *in;
     QemuThread thread;
     /*
-     * Protects what is below, from a page's way out of the bitmap until it is
-     * put in @out: when the bitmap is empty, what comes then is behind them all
+     * Protects out, last and unsent.  A thread holds it from when it takes a
+     * page out of the dirty bitmap until the page is put in out: so the end
+     * frame, put there when the bitmap is empty, is behind all pages.  The
+     * migration thread, which puts the end, takes it only to put a run.
      */
     QemuMutex lock;
     QEMUFile *out;

@@ -19,7 +19,7 @@ from tests.lab import cli, other_qemu, tls
 from tests.lab.cli import ProgramError, aligned, say
 from tests.lab.host import Host
 from tests.lab.other_qemu import PEER
-from tests.lab.pair import FORK, MIB, STOCK, Pair, event_us, until
+from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import ROOT
 
 COUNTED_MIB = 256
@@ -51,13 +51,6 @@ def trace(pair, enable):
         side.qmp.cmd("trace-event-set-state", name="qemu_mutex_locked", enable=enable)
 
 
-def postcopy_us(side):
-    """From its switch until it knows that all pages have come."""
-    at = {event["data"]["status"]: event_us(event) for event in side.qmp.get_events(wait=False)
-          if event["event"] == "MIGRATION"}
-    return at["completed"] - at["postcopy-active"]
-
-
 def migrate(place, variant, case, memory_mib, counted=False):
     """One migration; its figures, a page."""
     qemu, exits, fetch = postcopy.VARIANTS[variant]
@@ -86,21 +79,20 @@ def migrate(place, variant, case, memory_mib, counted=False):
         cpu_us = [(side.cpu_seconds_of_all() - then) * 1e6 for side, then in zip(pair.sides, before, strict=True)]
         calls_count = calls.end()
         dst.wait_status("completed")
-        info = src.cmd("query-migrate")
         pages = memory_mib * MIB // PAGE
         if counted:
             trace(pair, False)
             locks = sum(int(place.run(f"grep -c qemu_mutex_locked {log}").output) for log in logs)
             return {"locks_per_page_count": locks / pages}
-        us = postcopy_us(src)
+        ms = postcopy.switch_to_last_page_ms(src, "postcopy-active")
         dst.cmd("cont")
         dst.wait_event("end")
         report = dst.report()
         assert report.intact, f"memory is damaged: {report.all('bad')}"
-        return {"pages_per_s": pages / us * 1e6, "switch_to_last_page_ms": us / 1e3,
+        return {"pages_per_s": pages / ms * 1e3, "switch_to_last_page_ms": ms,
                 "source_cpu_us_per_page": cpu_us[0] / pages, "destination_cpu_us_per_page": cpu_us[1] / pages,
                 "cpu_us_per_page": sum(cpu_us) / pages, "calls_per_page_count": calls_count / pages,
-                "bytes_count": info["ram"]["transferred"]}
+                "bytes_count": src.cmd("query-migrate")["ram"]["transferred"]}
 
 
 COLUMNS = (

@@ -148,11 +148,12 @@ def latencies(pair, report, tsc_khz):
             **quantiles(missed, "missed"), **quantiles(found, "found")}
 
 
-def switch_to_last_page_ms(source):
-    """Of a migration with the capability events: from the switch until the source knows that all pages came."""
+def switch_to_last_page_ms(source, switch="STOP"):
+    """Of a migration with the capability events: from the switch, an event, or a status where the guest had been
+    stopped before, until the source knows that all pages came."""
     at_ms = {event.get("data", {}).get("status", event["event"]): event_us(event) / 1e3
              for event in source.qmp.get_events(wait=False)}
-    return round(at_ms["completed"] - at_ms["STOP"], 1)
+    return round(at_ms["completed"] - at_ms[switch], 1)
 
 
 def tells(variants):
