@@ -178,6 +178,7 @@ struct PostcopyFile {
 bool postcopy_file_check(Error **errp)
 {
     const char *what = migrate_postcopy_preempt() ? "postcopy-preempt" :
+                       migrate_multifd() ? "multifd" :
                        migrate_postcopy_fetch_channels() > 0 ?
                        "postcopy-fetch-channels" : NULL;
 

@@ -222,7 +222,7 @@ def test_recovery(lab, trouble):
         if trouble == "cut":
             between.cut()
         elif trouble == "one-channel":
-            between._abort(*between.channels[3])
+            between.abort(*between.channels[3])
         else:
             (pair.source if trouble == "pause-source" else pair.destination).cmd("migrate-pause")
         pair.wait_paused()

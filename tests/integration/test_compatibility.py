@@ -95,3 +95,18 @@ def test_recovery(lab, way, channels, encrypted):
     with pair_of(lab, way, MACHINES[0], f"recovery, {channels}" + ", TLS" * encrypted,
                  **backends.CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
         pair.broken_and_recovered()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels, encrypted", [("preempt", False), ("one-channel", False), ("one-channel", True)],
+                         ids=["preempt", "one-channel", "one-channel-tls"])
+@pytest.mark.parametrize("way", ["peer-to-fork", "fork-to-peer"])
+def test_postcopy_behind_multifd(lab, way, channels, encrypted):
+    """QEMU 10.0 refuses it."""
+    with pair_of(lab, way, MACHINES[0], f"multifd and post-copy, {channels}" + ", TLS" * encrypted,
+                 **backends.CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
+        for side in pair.sides:
+            side.set_capabilities("multifd")
+            side.cmd("migrate-set-parameters", multifd_channels=4)
+        pair.precopy_bandwidth = 8 << 20
+        pair.broken_and_recovered()

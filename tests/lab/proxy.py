@@ -171,7 +171,7 @@ class Wire:
         # What is under way in the other direction may arrive, unless the channel was cut.
         for way in ways:
             way.join(0 if self.is_cut else GRACE_S)
-        self._abort(source, destination)
+        self.abort(source, destination)
         for way in ways:
             way.join()
         source.close()
@@ -186,7 +186,7 @@ class Wire:
             ended.set()
 
     @staticmethod
-    def _abort(source: socket.socket, destination: socket.socket) -> None:
+    def abort(source: socket.socket, destination: socket.socket) -> None:
         """End what waits for these sockets. To the source, closing them is a reset, as of a machine
         that died: L1's network would not tell it of a destination that has stopped reading."""
         with contextlib.suppress(OSError):
@@ -262,7 +262,7 @@ class Wire:
         self.is_cut = True
         self.listening.close()
         for channel in self.channels:
-            self._abort(*channel)
+            self.abort(*channel)
 
 
 class SlowWire(Wire):

@@ -21,6 +21,15 @@ def test_page_on_its_way(lab):
         assert len(woken) >= 0.5 * len(hits), trace
 
 
+def test_postcopy_begins_among_huge_pages(lab):
+    """Pre-copy, which sleeps within each of 64 huge pages, does not send them all first."""
+    with Pair(lab, memory_mb=128, mem=96, zero=0, backend="hugetlb") as pair:
+        pair.postcopy(bandwidth=0)
+        sent = pair.source.cmd("query-migrate")["ram"]
+        assert sent["precopy-bytes"] < 48 * MIB, sent
+        pair.finish()
+
+
 @pytest.mark.parametrize("end", ["failed", *(pytest.param(end, marks=pytest.mark.slow)
                                              for end in ("cancelled", "completed", "users"))])
 def test_dirty_limit_ends_with_the_migration(lab, end, monkeypatch):

@@ -155,7 +155,7 @@ def test_what_it_has_no_use_for(place):
     with from_file(place) as machine:
         machine.save()
         refused(machine, "no use for postcopy-preempt: switch it off", (*LAZY, "postcopy-preempt"))
-        refused(machine, "not yet compatible with multifd", (*LAZY, "multifd"))
+        refused(machine, "no use for multifd: switch it off", (*LAZY, "multifd"))
         refused(machine, "no use for postcopy-fetch-channels",
                 arguments=["-global", "migration.postcopy-fetch-channels=2"])
         machine.side.cmd("cont")
