@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""With nothing set, fetch channels are used on each way on which QEMU can connect more than once; on others there are
+none, and nothing is waited for."""
+import contextlib
+import socket
+import threading
+
+from tests.lab import tls
+from tests.lab.pair import Pair
+from tests.lab.proxy import CHUNK
+
+# A connection of bash's to where both_ends() listens, that bash leaves to another program, or copies
+CONNECTED = "exec 7<>/dev/tcp/{}/{}"
+COPIED = f"{CONNECTED}; cat <&7 & exec cat >&7"
+PEM = "tls-creds-x509,id=tls,dir={},endpoint={},verify-peer=on"
+
+
+def used(pair):
+    """How many channels each side uses."""
+    return [len(side.cmd("query-migrate").get("postcopy-fetch", {"channels": ()})["channels"]) for side in pair.sides]
+
+
+def run(pair, listens_at, uri, n):
+    pair.destination.cmd("migrate-incoming", uri=listens_at)
+    pair.midst(uri)
+    assert used(pair) == [n, n]
+    assert "in place of" not in pair.source.job.output
+    pair.finish_fast()
+
+
+@contextlib.contextmanager
+def both_ends():
+    """A port: what comes by the first connection to it leaves by the second one, and back."""
+    def copy(a, b):
+        with contextlib.suppress(OSError):
+            while data := a.recv(CHUNK):
+                b.sendall(data)
+            b.shutdown(socket.SHUT_WR)
+
+    def join():
+        with contextlib.suppress(OSError):
+            ends = [stack.enter_context(listening.accept()[0]) for _ in range(2)]
+            for a, b in ends, ends[::-1]:
+                threading.Thread(target=copy, args=(a, b), daemon=True).start()
+
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=join, daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+def test_unix(place):
+    with Pair(place, fetch="auto", capabilities=(), mem=16, pattern="shared") as pair:
+        path = f"unix:{place.tmp}/migration"
+        run(pair, path, path, 2)
+
+
+def test_vsock(lab):
+    """The lab's machine and itself."""
+    with Pair(lab, fetch="auto", capabilities=(), mem=16, pattern="shared") as pair:
+        run(pair, "vsock:4294967295:4010", "vsock:1:4010", 2)
+
+
+def test_client_certificates(place):
+    """That the destination demands, and verifies for each channel."""
+    pki = tls.certificates(place, "127.0.0.1")
+    with Pair(place, fetch="auto", capabilities=(), mem=16, pattern="shared",
+              source_options=["-object", PEM.format(pki, "client")],
+              destination_options=["-object", PEM.format(pki, "server")]) as pair:
+        for side in pair.sides:
+            side.cmd("migrate-set-parameters", tls_creds="tls")
+        uri = pair.uri_of(port := pair.port())
+        run(pair, f"tcp:{place.address}:{port}", uri, 2)
+
+
+def test_exec(place):
+    """Both sides' programs."""
+    with both_ends() as port, Pair(place, fetch="auto", capabilities=(), mem=16, pattern="shared") as pair:
+        uri = f"exec:bash -c '{COPIED.format(place.host, port)}'"
+        run(pair, uri, uri, 0)
+
+
+def test_fd(place):
+    """The destination's."""
+    with both_ends() as port, Pair(place, fetch="auto", capabilities=(), mem=16, pattern="shared", wrapper=(
+            "bash", "-c", f'{CONNECTED.format(place.host, port)}; exec "$0" "$@"')) as pair:
+        run(pair, "fd:7", f"tcp:{place.host}:{port}", 0)
