@@ -62,7 +62,7 @@ static uint32_t fetch_ask(MigrationState *s)
 
     /* A preempt channel of old machine types is connected before the answer */
     if (!socket_outgoing_can_connect() ||
-        (s->preempt_pre_7_2 && migrate_postcopy_preempt())) {
+        (migrate_preempt_pre_7_2() && migrate_postcopy_preempt())) {
         n = 0;
     }
     return n | (n && strict ? PEER_FETCH_STRICT : 0);

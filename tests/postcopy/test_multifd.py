@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Pre-copy by multifd, behind which post-copy goes on by the other connections."""
+import threading
+
 import pytest
 
 from tests.lab import tls
 from tests.lab.backends import CHANNELS
+from tests.lab.failures import Failures, phase_wire
 from tests.lab.pair import MIB, Pair, until
+from tests.lab.paths import PATIENCE
+from tests.lab.proxy import CHUNK, Wire
 
 NUMBER = 3
+
+
+def use_multifd(pair):
+    for side in pair.sides:
+        side.set_capabilities("multifd")
+        side.cmd("migrate-set-parameters", multifd_channels=NUMBER)
 
 
 def ram(pair):
@@ -25,9 +36,7 @@ def test_postcopy(place, channels, encrypted, zeros):
     with Pair(place, memory_mb=96, mem=64, zero=100 if zeros else 0, pattern="disjoint", destination_options=["-S"],
               tls=tls.directory(place) if encrypted else None,
               **CHANNELS.get(channels, {"capabilities": (), "fetch": "auto"})) as pair:
-        for side in pair.sides:
-            side.set_capabilities("multifd")
-            side.cmd("migrate-set-parameters", multifd_channels=NUMBER)
+        use_multifd(pair)
         pair.source.wait_ready()
         if zeros:
             # They stay what they are
@@ -50,3 +59,66 @@ def test_postcopy(place, channels, encrypted, zeros):
         assert ram(pair)["multifd-bytes"] == before
         # Of 4,000 zero pages that have been received, hardly one was missing
         assert pair.faults()["uffd-spurious"] < 1000
+
+
+@pytest.mark.parametrize("channels", ["preempt", "one-channel"])
+def test_old_machine_type(place, channels):
+    """That of a QEMU whose preempt channel is connected with the others, which says nothing by which to know it."""
+    with Pair(place, machine="pc-i440fx-7.2", mem=8, **CHANNELS[channels]) as pair:
+        use_multifd(pair)
+        pair.midst()
+        pair.finish_fast()
+
+
+class Holds(Wire):
+    """Passes on nothing more of the second connection when it is told so."""
+
+    def __init__(self, to, **options):
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        super().__init__(to, **options)
+
+    def _forward(self, channel):
+        return self._held if channel == 1 else super()._forward(channel)
+
+    def _held(self, a, b):
+        while data := a.recv(CHUNK):
+            self.goes_on.wait()
+            b.sendall(data)
+
+
+def whole_on_source(pair):
+    until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on")
+    pair.source.set_capabilities("multifd", state=False)
+    Failures(pair).check_by_another()
+
+
+def test_channel_breaks_before_all_is_read(place):
+    """The source has sent all of it, and cannot know: the destination must not run the guest without that."""
+    with Pair(place, mem=16, **CHANNELS["one-channel"]) as pair:
+        use_multifd(pair)
+        wire = pair.wire_of(Holds, pair.listen())
+        pair.start(wire.uri, bandwidth=MIB)
+        until(lambda: ram(pair)["multifd-bytes"] > MIB, "pages that multifd has sent")
+        wire.goes_on.clear()
+        pair.source.cmd("migrate-start-postcopy")
+        pair.source.wait_status("postcopy-active")
+        wire.abort(*wire.channels[1])
+        wire.goes_on.set()
+        until(lambda: not pair.destination.job.running, "the destination ends")
+        pair.source.wait_status("failed")
+        whole_on_source(pair)
+
+
+def test_killed_within_the_devices(place):
+    """The source is paused, without a main channel, when its guest goes on there."""
+    with Pair(place, mem=8, **CHANNELS["one-channel"]) as pair:
+        use_multifd(pair)
+        wire = phase_wire(pair, pair.listen(), "switch", 0.5)
+        pair.start(wire.uri)
+        pair.source.cmd("migrate-start-postcopy")
+        assert wire.reached.wait(60 * PATIENCE)
+        Failures(pair).act("kill-destination", wire)
+        pair.source.wait_status("postcopy-paused")
+        pair.source.cmd("migrate_cancel", destination_dead=True)
+        whole_on_source(pair)
