@@ -10,9 +10,7 @@
  */
 
 #include "qemu/osdep.h"
-#include "qemu/bitops.h"
 #include "qemu/cutils.h"
-#include "qemu/host-utils.h"
 #include "qemu/lockable.h"
 #include "qapi/qapi-types-migration.h"
 #include "exec/memory.h"
@@ -97,26 +95,18 @@ static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
     size_t size = qemu_ram_pagesize(rb);
     ram_addr_t window = postcopy_background_along(ch->s) *
                         qemu_target_page_size();
-    ram_addr_t begin = QEMU_ALIGN_DOWN(near, window);
+    ram_addr_t at = QEMU_ALIGN_DOWN(near, window);
     /* A page that is larger, or not all in the block, is nobody's neighbour */
-    unsigned n = (MIN(begin + window, rb->used_length) - begin) / size;
-    uint64_t mask;
+    ram_addr_t end = at + ROUND_DOWN(MIN(window, rb->used_length - at), size);
+    ram_addr_t run_end;
 
     /* A discarded page must not be read */
-    if (!n || memory_region_has_ram_discard_manager(rb->mr)) {
+    if (memory_region_has_ram_discard_manager(rb->mr)) {
         return;
     }
-    mask = ram_dirty_host_pages(rb, begin, n, true);
-    while (mask) {
-        unsigned first = ctz64(mask), pages = cto64(mask >> first);
-        ram_addr_t at = begin + first * size, end = at + pages * size, run_end;
-
-        mask &= ~MAKE_64BIT_MASK(first, pages);
-        /* What another thread has sent since is left out */
-        while (at < end && ram_claim_host_pages(rb, &at, end, &run_end)) {
-            postcopy_fetch_put(ch, rb, at, run_end);
-            at = run_end;
-        }
+    while (at < end && ram_claim_host_pages(rb, &at, end, &run_end)) {
+        postcopy_fetch_put(ch, rb, at, run_end);
+        at = run_end;
     }
 }
 
@@ -131,9 +121,9 @@ int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
                          bool more)
 {
     ram_addr_t at = frame->offset, end = at + frame->length, run_end;
-    bool sent = false;
+    bool sent = false, along;
 
-    ram_note_request(frame->rb, at);
+    along = ram_note_request(frame->rb, at);
     qatomic_set(&ch->requested, true);
     QEMU_LOCK_GUARD(&ch->lock);
     while (at < end && !qemu_file_get_error(ch->out) &&
@@ -145,7 +135,7 @@ int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
     if (more && ch->unsent < POSTCOPY_FETCH_BATCH) {
         return qemu_file_get_error(ch->out);
     }
-    if (postcopy_fetch_flush(ch) || more || !sent) {
+    if (postcopy_fetch_flush(ch) || more || !sent || !along) {
         return qemu_file_get_error(ch->out);
     }
     postcopy_fetch_put_along(ch, frame->rb, frame->offset);

@@ -12,6 +12,7 @@
  */
 
 #include "qemu/osdep.h"
+#include "qemu/bitops.h"
 #include "qemu/units.h"
 #include "qapi/qapi-types-migration.h"
 #include "exec/address-spaces.h"
@@ -110,8 +111,9 @@ static bool first_take(PostcopyFirst *first, GHashTable *seen,
     while (from->next < from->pages->len && from->taken < max) {
         FirstPage *page = &g_array_index(from->pages, FirstPage, from->next++);
 
+        /* One that a request takes at the same time is found to be sent */
         if (page->rb->bmap &&
-            ram_dirty_host_pages(page->rb, page->start, 1, false) &&
+            test_bit(page->start / qemu_target_page_size(), page->rb->bmap) &&
             g_hash_table_add(seen, page->rb->host + page->start)) {
             g_array_append_val(first->list, *page);
             from->taken++;
