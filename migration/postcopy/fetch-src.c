@@ -25,8 +25,12 @@
 #include "fetch.h"
 #include "trace.h"
 
-/* So long, in ms, the migration waits for channels, while the guest runs */
-#define POSTCOPY_FETCH_CONNECT_MS 2000
+/*
+ * So long the migration waits for channels, while the guest runs: for those
+ * that it can do without, and for a set number
+ */
+#define CONNECT_MS        2000
+#define STRICT_CONNECT_MS 10000
 
 void postcopy_fetch_init(MigrationState *s)
 {
@@ -186,11 +190,17 @@ static void postcopy_fetch_connect(MigrationState *s, unsigned n)
     }
 }
 
-/* Wait until each channel is up or down, for CONNECT_MS at most */
+/* Of a set number, each is needed: a lost SYN is sent again after 1, 3, 7 s */
+static int postcopy_fetch_patience_ms(MigrationState *s)
+{
+    return s->postcopy->strict ? STRICT_CONNECT_MS : CONNECT_MS;
+}
+
+/* Wait until each channel is up or down, no longer than that */
 static void postcopy_fetch_wait(MigrationState *s)
 {
     int64_t now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
-    int64_t end = now + POSTCOPY_FETCH_CONNECT_MS;
+    int64_t end = now + postcopy_fetch_patience_ms(s);
     GPtrArray *channels = s->postcopy->channels;
 
     while (now < end && !postcopy_fetch_is_given_up(s)) {
@@ -230,8 +240,8 @@ static uint16_t postcopy_fetch_close_rest(MigrationState *s, char **why)
             }
             if (!*why) {
                 *why = ch->err ? g_strdup(error_get_pretty(ch->err)) :
-                       g_strdup("no answer within "
-                                stringify(POSTCOPY_FETCH_CONNECT_MS) " ms");
+                       g_strdup_printf("no answer within %d ms",
+                                       postcopy_fetch_patience_ms(s));
             }
             g_ptr_array_add(rest, g_ptr_array_steal_index(channels, i));
         }

@@ -265,7 +265,7 @@ def test_no_answer(place, end):
         pair.source.wait_status("cancelled" if end == "cancel" else "failed")
         assert pair.source.cmd("query-status")["status"] == "running"
         if end == "wait":
-            assert ("1 of 2 fetch channels can be opened: no answer within 2000 ms"
+            assert ("1 of 2 fetch channels can be opened: no answer within 10000 ms"
                     in pair.source.cmd("query-migrate")["error-desc"])
 
 
