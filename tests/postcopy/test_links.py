@@ -12,7 +12,7 @@ import pytest
 from tests.lab import tls
 from tests.lab.backends import CHANNELS
 from tests.lab.host import Host
-from tests.lab.pair import FORK, STOCK, Pair
+from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import SANITIZED
 
 # Of each connection. A destination sends few.
@@ -130,3 +130,23 @@ def test_link_of_multifd_dies(here):
         pair.source.wait_status("failed")
         assert pair.source.cmd("query-status")["status"] == "running"
         assert pair.destination.job.wait(20).rc == 1
+
+
+@pytest.mark.parametrize("end", ["cancel", "quit"])
+def test_multifd_is_stuck(place, end):
+    """The destination reads nothing more, and the migration thread waits for a thread that sends by multifd."""
+    with Pair(place, capabilities=None, memory_mb=160, mem=128, zero=0) as pair:
+        for side in pair.sides:
+            side.set_capabilities("multifd")
+        pair.start(bandwidth=MIB)
+        pair.destination.signal("STOP")
+        pair.source.cmd("migrate-set-parameters", max_bandwidth=0)
+        pair.until_stuck()
+        if end == "cancel":
+            pair.source.cmd("migrate_cancel")
+            pair.source.wait_status("cancelled")
+            assert pair.source.cmd("query-status")["status"] == "running"
+        else:
+            pair.source.cmd("quit")
+            until(lambda: not pair.source.job.running, "QEMU ends")
+        pair.destination.signal("KILL")

@@ -249,7 +249,7 @@ def test_each_patch_is_built_once(checkout, tmp_path, monkeypatch):
     for name in ("fork", "fork-aarch64"):
         (checkout.root / "build" / name).mkdir()
         (checkout.root / "build" / name / "config.status").write_text(
-            "printf '%s\\n' 'rule grep' ' command = echo built >>built; ! grep wrong $in && cp $in $out' "
+            "printf '%s\\n' 'rule grep' ' command = echo built >>built; ! grep wrong $in && cp $in $out && sleep 0.02' "
             "'build qemu-system-x86_64: grep ../src/migration.txt' >build.ninja\n")
     bin_ = tmp_path / "bin"
     bin_.mkdir()
