@@ -86,6 +86,25 @@ static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
 }
 
 /*
+ * Those of @at to @end that nobody has sent yet.  Returns whether there are
+ * any.  With the channel's lock.
+ */
+static bool postcopy_fetch_put_unsent(PostcopyFetchSource *ch, RAMBlock *rb,
+                                      ram_addr_t at, ram_addr_t end)
+{
+    ram_addr_t run_end;
+    bool any = false;
+
+    while (at < end && !qemu_file_get_error(ch->out) &&
+           ram_claim_host_pages(rb, &at, end, &run_end)) {
+        postcopy_fetch_put(ch, rb, at, run_end);
+        any = true;
+        at = run_end;
+    }
+    return any;
+}
+
+/*
  * The pages around @near for which the link has the time, and which were not
  * requested: a request would cost more.  With the channel's lock.
  */
@@ -98,15 +117,10 @@ static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
     ram_addr_t at = QEMU_ALIGN_DOWN(near, window);
     /* A page that is larger, or not all in the block, is nobody's neighbour */
     ram_addr_t end = at + ROUND_DOWN(MIN(window, rb->used_length - at), size);
-    ram_addr_t run_end;
 
     /* A discarded page must not be read */
-    if (memory_region_has_ram_discard_manager(rb->mr)) {
-        return;
-    }
-    while (at < end && ram_claim_host_pages(rb, &at, end, &run_end)) {
-        postcopy_fetch_put(ch, rb, at, run_end);
-        at = run_end;
+    if (!memory_region_has_ram_discard_manager(rb->mr)) {
+        postcopy_fetch_put_unsent(ch, rb, at, end);
     }
 }
 
@@ -120,18 +134,13 @@ static int postcopy_fetch_flush(PostcopyFetchSource *ch)
 int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
                          bool more)
 {
-    ram_addr_t at = frame->offset, end = at + frame->length, run_end;
-    bool sent = false, along;
+    bool along = ram_note_request(frame->rb, frame->offset);
+    bool sent;
 
-    along = ram_note_request(frame->rb, at);
     qatomic_set(&ch->requested, true);
     QEMU_LOCK_GUARD(&ch->lock);
-    while (at < end && !qemu_file_get_error(ch->out) &&
-           ram_claim_host_pages(frame->rb, &at, end, &run_end)) {
-        postcopy_fetch_put(ch, frame->rb, at, run_end);
-        sent = true;
-        at = run_end;
-    }
+    sent = postcopy_fetch_put_unsent(ch, frame->rb, frame->offset,
+                                     frame->offset + frame->length);
     if (more && ch->unsent < POSTCOPY_FETCH_BATCH) {
         return qemu_file_get_error(ch->out);
     }

@@ -21,7 +21,6 @@
 #include "hw/core/cpu.h"
 #include "hw/core/sysemu-cpu-ops.h"
 #include "migration/options.h"
-#include "migration/ram.h"
 #include "first.h"
 #include "outgoing.h"
 #include "trace.h"

@@ -269,11 +269,6 @@ def test_no_answer(place, end):
                     in pair.source.cmd("query-migrate")["error-desc"])
 
 
-def numbers(pair):
-    """How many channels each side has."""
-    return [len(side.cmd("query-migrate").get("postcopy-fetch", {"channels": ()})["channels"]) for side in pair.sides]
-
-
 @pytest.mark.parametrize("fetch, cpus, n", [
     ("auto", 4, 2), ("auto", 8, 3), (("auto", 4), 1, 4), ((3, "auto"), 1, 3), (("auto", 0), 4, 0), ((0, "auto"), 4, 0)])
 def test_agree(place, fetch, cpus, n):
@@ -286,7 +281,7 @@ def test_agree(place, fetch, cpus, n):
         # Where channels are up, nobody else is to connect
         assert listens(pair.destination_lab, int(port)) == (n == 0)
         pair.finish_fast()
-        assert numbers(pair) == [n, n]
+        assert pair.fetch_channels() == [n, n]
         assert len(between.channels) == 1 + (n or 1)
 
 
@@ -306,7 +301,7 @@ def test_fall_back(place, answers, n, preempt):
         assert time.monotonic() - begun < 5
         pair.source.wait_says(f"{n} fetch channels in place of 2: no answer within 2000 ms")
         pair.finish_fast()
-        assert numbers(pair) == [n, n]
+        assert pair.fetch_channels() == [n, n]
         assert pair.faults()["requests"]
 
 
@@ -321,7 +316,7 @@ def test_one_connection(place):
     with Pair(place, fetch="auto", mem=8, capabilities=()) as pair:
         pair.postcopy(wire(pair, Once).uri)
         pair.finish_fast()
-        assert numbers(pair) == [0, 0]
+        assert pair.fetch_channels() == [0, 0]
         pair.source.wait_says("0 fetch channels in place of 2: Failed to connect")
 
 
@@ -336,7 +331,7 @@ def test_recovery_with_fewer(lab):
             pair.source.cmd("migrate", uri=between.uri, resume=True)
             pair.wait_recovered()
             pair.until_requests(counts["requests"])
-            assert numbers(pair) == [n, n]
+            assert pair.fetch_channels() == [n, n]
         pair.finish_fast()
 
 
@@ -351,7 +346,7 @@ def test_stranger(place):
         pair.destination.wait_says("fetch channel 0 is of another migration")
         pair.source.cmd("migrate-start-postcopy")
         pair.finish_fast()
-        assert numbers(pair) == [2, 2]
+        assert pair.fetch_channels() == [2, 2]
 
 
 def test_old_peer(place):
@@ -389,7 +384,7 @@ def test_encrypted(place):
         pair.midst()
         pair.pause()
         pair.recover_and_finish()
-        assert numbers(pair) == [2, 2]
+        assert pair.fetch_channels() == [2, 2]
 
 
 class Lie(FetchWire):

@@ -15,15 +15,14 @@ COPIED = f"{CONNECTED}; cat <&7 & exec cat >&7"
 PEM = "tls-creds-x509,id=tls,dir={},endpoint={},verify-peer=on"
 
 
-def used(pair):
-    """How many channels each side uses."""
-    return [len(side.cmd("query-migrate").get("postcopy-fetch", {"channels": ()})["channels"]) for side in pair.sides]
+def pair_in(place, **options):
+    return Pair(place, fetch="auto", capabilities=(), mem=16, pattern="shared", **options)
 
 
 def run(pair, listens_at, uri, n):
     pair.destination.cmd("migrate-incoming", uri=listens_at)
     pair.midst(uri)
-    assert used(pair) == [n, n]
+    assert pair.fetch_channels() == [n, n]
     assert "in place of" not in pair.source.job.output
     pair.finish_fast()
 
@@ -50,23 +49,22 @@ def both_ends():
 
 
 def test_unix(place):
-    with Pair(place, fetch="auto", capabilities=(), mem=16, pattern="shared") as pair:
+    with pair_in(place) as pair:
         path = f"unix:{place.tmp}/migration"
         run(pair, path, path, 2)
 
 
 def test_vsock(lab):
     """The lab's machine and itself."""
-    with Pair(lab, fetch="auto", capabilities=(), mem=16, pattern="shared") as pair:
+    with pair_in(lab) as pair:
         run(pair, "vsock:4294967295:4010", "vsock:1:4010", 2)
 
 
 def test_client_certificates(place):
     """That the destination demands, and verifies for each channel."""
     pki = tls.certificates(place, "127.0.0.1")
-    with Pair(place, fetch="auto", capabilities=(), mem=16, pattern="shared",
-              source_options=["-object", PEM.format(pki, "client")],
-              destination_options=["-object", PEM.format(pki, "server")]) as pair:
+    with pair_in(place, source_options=["-object", PEM.format(pki, "client")],
+                 destination_options=["-object", PEM.format(pki, "server")]) as pair:
         for side in pair.sides:
             side.cmd("migrate-set-parameters", tls_creds="tls")
         uri = pair.uri_of(port := pair.port())
@@ -75,13 +73,13 @@ def test_client_certificates(place):
 
 def test_exec(place):
     """Both sides' programs."""
-    with both_ends() as port, Pair(place, fetch="auto", capabilities=(), mem=16, pattern="shared") as pair:
+    with both_ends() as port, pair_in(place) as pair:
         uri = f"exec:bash -c '{COPIED.format(place.host, port)}'"
         run(pair, uri, uri, 0)
 
 
 def test_fd(place):
     """The destination's."""
-    with both_ends() as port, Pair(place, fetch="auto", capabilities=(), mem=16, pattern="shared", wrapper=(
+    with both_ends() as port, pair_in(place, wrapper=(
             "bash", "-c", f'{CONNECTED.format(place.host, port)}; exec "$0" "$@"')) as pair:
         run(pair, "fd:7", f"tcp:{place.host}:{port}", 0)

@@ -79,9 +79,7 @@ def test_multifd(lab, way, encrypted):
     """Pre-copy by four connections."""
     with pair_of(lab, way, MACHINES[0], "multifd" + ", TLS" * encrypted, capabilities=None,
                  tls=tls.directory(lab) if encrypted else None) as pair:
-        for side in pair.sides:
-            side.set_capabilities("multifd")
-            side.cmd("migrate-set-parameters", multifd_channels=4)
+        pair.use_multifd(4)
         pair.precopy()
         pair.finish()
 
@@ -105,8 +103,6 @@ def test_postcopy_behind_multifd(lab, way, channels, encrypted):
     """QEMU 10.0 refuses it."""
     with pair_of(lab, way, MACHINES[0], f"multifd and post-copy, {channels}" + ", TLS" * encrypted,
                  **backends.CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
-        for side in pair.sides:
-            side.set_capabilities("multifd")
-            side.cmd("migrate-set-parameters", multifd_channels=4)
+        pair.use_multifd(4)
         pair.precopy_bandwidth = 8 << 20
         pair.broken_and_recovered()

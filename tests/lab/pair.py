@@ -606,6 +606,16 @@ class BasePair(ABC, Generic[AnySide]):
             return bool(before["transferred"] == after["transferred"] and after["remaining"])
         until(stuck, "the source cannot send any more")
 
+    def use_multifd(self, channels: int = 2) -> None:
+        for side in self.sides:
+            side.set_capabilities("multifd")
+            side.cmd("migrate-set-parameters", multifd_channels=channels)
+
+    def fetch_channels(self) -> list[int]:
+        """How many each side uses."""
+        return [len(side.cmd("query-migrate").get("postcopy-fetch", {"channels": ()})["channels"])
+                for side in self.sides]
+
     def start(self, uri: str | None = None, bandwidth: int | None = None) -> None:
         """Start pre-copy."""
         uri = uri or self.listen()

@@ -33,9 +33,7 @@ def test_capabilities_of_a_destination(place):
 def test_number_of_channels(place):
     """All loops over them end at the parameter's value."""
     with Pair(place, mem=16, capabilities=None) as pair:
-        for side in pair.sides:
-            side.set_capabilities("multifd")
-            side.cmd("migrate-set-parameters", multifd_channels=2)
+        pair.use_multifd()
         pair.start(bandwidth=MIB)
         for side in pair.sides:
             for value in 1, 255:

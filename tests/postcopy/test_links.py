@@ -122,8 +122,7 @@ def test_link_dies_without_a_word(here, channels, number):
 
 def test_link_of_multifd_dies(here):
     with Pair(here, capabilities=None, mem=16) as pair:
-        for side in pair.sides:
-            side.set_capabilities("multifd")
+        pair.use_multifd()
         wire = pair.wire(pair.listen())
         pair.start(wire.uri)
         dies(pair, wire, 3)
@@ -136,8 +135,7 @@ def test_link_of_multifd_dies(here):
 def test_multifd_is_stuck(place, end):
     """The destination reads nothing more, and the migration thread waits for a thread that sends by multifd."""
     with Pair(place, capabilities=None, memory_mb=160, mem=128, zero=0) as pair:
-        for side in pair.sides:
-            side.set_capabilities("multifd")
+        pair.use_multifd()
         pair.start(bandwidth=MIB)
         pair.destination.signal("STOP")
         pair.source.cmd("migrate-set-parameters", max_bandwidth=0)

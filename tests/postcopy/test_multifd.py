@@ -14,12 +14,6 @@ from tests.lab.proxy import CHUNK, Wire
 NUMBER = 3
 
 
-def use_multifd(pair):
-    for side in pair.sides:
-        side.set_capabilities("multifd")
-        side.cmd("migrate-set-parameters", multifd_channels=NUMBER)
-
-
 def ram(pair):
     return pair.source.cmd("query-migrate")["ram"]
 
@@ -36,7 +30,7 @@ def test_postcopy(place, channels, encrypted, zeros):
     with Pair(place, memory_mb=96, mem=64, zero=100 if zeros else 0, pattern="disjoint", destination_options=["-S"],
               tls=tls.directory(place) if encrypted else None,
               **CHANNELS.get(channels, {"capabilities": (), "fetch": "auto"})) as pair:
-        use_multifd(pair)
+        pair.use_multifd(NUMBER)
         pair.source.wait_ready()
         if zeros:
             # They stay what they are
@@ -65,7 +59,7 @@ def test_postcopy(place, channels, encrypted, zeros):
 def test_old_machine_type(place, channels):
     """That of a QEMU whose preempt channel is connected with the others, which says nothing by which to know it."""
     with Pair(place, machine="pc-i440fx-7.2", mem=8, **CHANNELS[channels]) as pair:
-        use_multifd(pair)
+        pair.use_multifd(NUMBER)
         pair.midst()
         pair.finish_fast()
 
@@ -96,7 +90,7 @@ def whole_on_source(pair):
 def test_channel_breaks_before_all_is_read(place):
     """The source has sent all of it, and cannot know: the destination must not run the guest without that."""
     with Pair(place, mem=16, **CHANNELS["one-channel"]) as pair:
-        use_multifd(pair)
+        pair.use_multifd(NUMBER)
         wire = pair.wire_of(Holds, pair.listen())
         pair.start(wire.uri, bandwidth=MIB)
         until(lambda: ram(pair)["multifd-bytes"] > MIB, "pages that multifd has sent")
@@ -113,7 +107,7 @@ def test_channel_breaks_before_all_is_read(place):
 def test_killed_within_the_devices(place):
     """The source is paused, without a main channel, when its guest goes on there."""
     with Pair(place, mem=8, **CHANNELS["one-channel"]) as pair:
-        use_multifd(pair)
+        pair.use_multifd(NUMBER)
         wire = phase_wire(pair, pair.listen(), "switch", 0.5)
         pair.start(wire.uri)
         pair.source.cmd("migrate-start-postcopy")

@@ -27,7 +27,7 @@ def use_multifd(pair):
     for side in pair.sides:
         # With a sanitizer, the switch, which nothing interrupts, can take the whole downtime limit.
         side.qmp.settimeout(60 if SANITIZED else 20)
-        side.set_capabilities("multifd")
+    pair.use_multifd()
 
 
 @pytest.mark.parametrize("channel, says", [
