@@ -102,6 +102,11 @@ def migrate(lab, network, way, cpus, options):
         pair.destination.wait_status("completed")
         pair.check_memory()
         pair.check_threads()
+        took_ms = postcopy.switch_to_last_page_ms(pair.source)
+        if not options.rate:
+            # What is measured is until stock's last page, which may come later
+            until(lambda: pair.destination.report().lines[-1]["ms"] > before["ms"] + 2 * took_ms,
+                  "the guest goes on", timeout=300)
         info = pair.destination.cmd("query-migrate")
         lines = [before] + [line for line in pair.destination.report().lines if line["ms"] > before["ms"]]
         took = pair.source.cmd("query-migrate")
@@ -109,7 +114,7 @@ def migrate(lab, network, way, cpus, options):
         return {
             "total_time_ms": took["total-time"],
             "downtime_ms": took["downtime"],
-            "switch_to_last_page_ms": postcopy.switch_to_last_page_ms(pair.source),
+            "switch_to_last_page_ms": took_ms,
             "missed_pages_count": missed(pair, qemu),
             "exits_count": faults.get("exits"),
             "async": info.get("postcopy-async"),
@@ -245,10 +250,14 @@ def run(options):
             link = contextlib.nullcontext() if arm else Network(lab, options.delay, options.bandwidth)
             with link as network:
                 for n in range(options.rounds):
-                    for cpus, way, figures in list(one_round(lab, network, n, options)):
-                        results[cpus][way].append(figures)
-                    for ways in results.values():
-                        of_span({way: runs[-1] for way, runs in ways.items()}, options.seconds if options.rate else 0)
+                    found: dict[int, dict[str, Figures]] = {cpus: {} for cpus in options.cpus}
+                    for cpus, way, figures in one_round(lab, network, n, options):
+                        found[cpus][way] = figures
+                    for runs in found.values():
+                        of_span(runs, options.seconds if options.rate else 0)
+                    for cpus, runs in found.items():
+                        for way in results[cpus]:
+                            results[cpus][way].append(runs[way])
     finally:
         # Of a run that is broken off, too
         if results[options.cpus[0]][options.ways[0]]:

@@ -5,7 +5,9 @@ On this machine, with TCG. A guest of each size uses the same few MiB, all else 
 is migrated by each variant in turn, in the first pass of pre-copy. Downtime is from the source's event STOP to the
 destination's RESUME, the first answer from there until the first page that was missed has been placed. Faults/s are
 those while the guest touches each of its pages once, in random order; the background has 64 KiB/s, so that untouched
-memory, nine bytes of it for a page, keeps nobody busy. Once for each size and variant, strace counts the system calls
+memory, nine bytes of it for a page, keeps nobody busy. Guests that have written an eighth of the pages of their memory,
+anywhere, since these were sent, are switched in the third pass: each such page is one that the destination has to
+discard before it runs. Once for each size and variant, strace counts the system calls
 of both QEMUs in the switch that are about memory, KVM and userfaultfd. A pass over a bitmap of the guest, word by
 word, is of bytes that no cache has.
 """
@@ -114,6 +116,24 @@ def migrate(place, variant, gib, options, counted):
         }
 
 
+def switch(place, variant, mib):
+    """The switch of a guest that writes an eighth of so much memory, anywhere."""
+    qemu, exits, fetch = postcopy.VARIANTS[variant]
+    with Pair(place, exits=exits, source=qemu, destination=qemu, backend=BACKEND, memory_mb=mib + 128, cpus=2,
+              mem=mib, pattern="hot", seed=1, traced=False, fetch=fetch) as pair:
+        src, dst = pair.sides
+        uri = postcopy.uri_of(place, "unix")
+        dst.cmd("migrate-incoming", uri=uri)
+        pair.start(uri, bandwidth=1 << 40)
+        until(lambda: src.cmd("query-migrate")["ram"]["dirty-sync-count"] >= 3, "pre-copy's third pass", timeout=120)
+        asked_s = time.time()
+        src.cmd("migrate-start-postcopy")
+        src.wait_status("postcopy-active", "completed")
+        pair.check_memory()
+        stop_s, resume_s = at_s(src, "STOP"), at_s(dst, "RESUME")
+        return {"asked_to_stop_ms": (stop_s - asked_s) * 1e3, "downtime_ms": (resume_s - stop_s) * 1e3}
+
+
 COLUMNS = (
     ("until the stop (ms)", "asked_to_stop_ms", "{:.0f}"),
     ("downtime (ms)", "downtime_ms", "{:.1f}"),
@@ -130,7 +150,7 @@ def cell(runs, key, unit):
 
 
 def show(sizes):
-    for variant in sizes[0]["variants"]:
+    for variant in sizes[0]["variants"] if sizes else ():
         lines = [(variant, *(label for label, *_ in COLUMNS), "calls in the switch", "a pass (ms)")]
         for of in sizes:
             runs = of["variants"][variant]
@@ -144,6 +164,12 @@ def show(sizes):
             print(f"downtime grows by {(middle['downtime_ms'][1] - middle['downtime_ms'][0]) / pass_ms:.1f} passes, "
                   f"faults/s to {middle['faults_per_s'][1] / middle['faults_per_s'][0]:.2f} x")
         print()
+
+
+def show_written(written):
+    print("\n".join(aligned([("", *(label for label, *_ in COLUMNS[:2])), *(
+        (f"{of['memory_mib']} MiB, {variant}", *(cell(runs, key, unit) for _, key, unit in COLUMNS[:2]))
+        for of in written for variant, runs in of["variants"].items())])))
 
 
 def run(options):
@@ -163,8 +189,14 @@ def run(options):
                 say(f"{of['memory_gib']} GiB, {name}: system calls")
                 of["switch_calls_count"][name] = migrate(machine, name, of["memory_gib"], options,
                                                          True)["switch_calls_count"]
+        written: list[dict[str, Any]] = [{"memory_mib": mib, "variants": {name: [] for name in names}}
+                                         for mib in options.written]
         for n in range(options.rounds):
             first = n % len(names)
+            for of in written:
+                for name in names[first:] + names[:first]:
+                    say(f"round {n + 1} of {options.rounds}: {of['memory_mib']} MiB that are written, {name}")
+                    of["variants"][name].append(switch(machine, name, of["memory_mib"]))
             for of in sizes:
                 for name in names[first:] + names[:first]:
                     say(f"round {n + 1} of {options.rounds}: {of['memory_gib']} GiB, {name}")
@@ -174,9 +206,11 @@ def run(options):
     for of in sizes:
         of["pass_us"] = statistics.median(of["pass_us"])
     text = (f"{options.cpus} vCPUs, {options.memory} MiB in use, anonymous memory, a unix socket; medians of "
-            f"{options.rounds} rounds (min..max).\n```\n{bench.printed(show, sizes)}```\n")
+            f"{options.rounds} rounds (min..max).\n```\n{bench.printed(show, sizes)}```\n"
+            "Guests that write an eighth of the pages of so much memory:\n"
+            f"```\n{bench.printed(show_written, written)}```\n")
     bench.write(options.name, {"about": about, "settings": {"vcpus_count": options.cpus, "memory_in_use_mib":
-                options.memory, "rounds_count": options.rounds}, "sizes": sizes},
+                options.memory, "rounds_count": options.rounds}, "sizes": sizes, "written": written},
                 "What grows with a guest, on this host", text)
 
 
@@ -184,7 +218,8 @@ def main():
     parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="1 round, 1 and 16 GiB")
     parser.add_argument("--rounds", type=int, help="(5)")
-    parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="(1, 16, 64, 256)")
+    parser.add_argument("--sizes", nargs="*", type=int, metavar="GIB", help="(1, 16, 64, 256)")
+    parser.add_argument("--written", nargs="*", type=int, metavar="MIB", help="memory that is written (256, 1024)")
     parser.add_argument("--accel", choices=("kvm", "tcg"), default="tcg", help="(tcg)")
     parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
     parser.add_argument("--memory", type=int, default=32, metavar="MIB", help="that the guest uses (32)")
@@ -192,7 +227,10 @@ def main():
     parser.add_argument("--name", default="size", help="of the report (size)")
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.quick else 5)
-    options.sizes = options.sizes or ([1, 16] if options.quick else [1, 16, 64, 256])
+    if options.sizes is None:
+        options.sizes = [1, 16] if options.quick else [1, 16, 64, 256]
+    if options.written is None:
+        options.written = [256] if options.quick else [256, 1024]
     cli.main("bench", run, options)
 
 

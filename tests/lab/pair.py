@@ -52,6 +52,7 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "postcopy_fault_exit_end", "postcopy_fault_uffd", "postcopy_fault_populate",
          "postcopy_fault_around", "postcopy_along",
          "postcopy_fault_ask_again", "postcopy_fault_exits_off", "postcopy_request_shared_page",
+         "postcopy_discard_send_finish", "postcopy_start",
          "migration_rate_limit_post", "postcopy_mirror", "postcopy_mirror_memory", "postcopy_no_mirror",
          "postcopy_preempt_hit",
          "postcopy_receive_twice", "qemu_loadvm_state_section", "loadvm_handle_cmd_packaged_received",

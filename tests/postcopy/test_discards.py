@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the destination has to discard before it runs the guest, it discards while the guest still runs."""
+import pytest
+
+from tests.lab.backends import CHANNELS
+from tests.lab.failures import Failures
+from tests.lab.pair import FORK, STOCK, Pair, until
+from tests.lab.text import search
+
+
+def syncs(pair):
+    return pair.source.cmd("query-migrate")["ram"]["dirty-sync-count"]
+
+
+def ranges(pair):
+    """By block: how many were sent before the guest stopped, and then."""
+    counts: tuple[dict[str, int], dict[str, int]] = {}, {}
+    stopped = 0
+    for name, text in pair.source.trace():
+        if name == "postcopy_start":
+            stopped = 1
+        elif name == "postcopy_discard_send_finish":
+            block, number = search(r"(\S+) mask words sent=(\d+)", text).groups()
+            counts[stopped][block] = counts[stopped].get(block, 0) + int(number)
+    return counts
+
+
+@pytest.mark.parametrize("destination", [FORK, STOCK])
+def test_before_the_guest_stops(place, destination):
+    """But what a display shows, which the destination may read at any time: it would find zeros there for ever."""
+    vga = "-device", "VGA,romfile="
+    with Pair(place, destination=destination, memory_mb=160, mem=128, pattern="hot", cpus=2,
+              source_options=vga, destination_options=vga, **CHANNELS["preempt"]) as pair:
+        # The guest writes faster than this, so memory has been sent once and is dirty here and there
+        pair.start(bandwidth=1 << 30)
+        until(lambda: syncs(pair) >= 3, "pre-copy's third pass", timeout=120)
+        pair.source.cmd("migrate-start-postcopy")
+        pair.finish_fast()
+        early, late = ranges(pair)
+        assert early["pc.ram"] > 1000 and late["pc.ram"] < early["pc.ram"] / 2, (early, late)
+        assert "0000:00:02.0/vga.vram" not in early, early
+
+
+@pytest.mark.parametrize("end", ["cancelled", "destination-killed"])
+def test_destination_does_not_discard(place, end):
+    """The guest was not stopped for it, and can be migrated anew."""
+    with Pair(place, mem=8, **CHANNELS["one-channel"]) as pair:
+        pair.start()
+        before = syncs(pair)
+        pair.destination.signal("STOP")
+        pair.source.cmd("migrate-start-postcopy")
+        until(lambda: syncs(pair) > before, "the source syncs before it sends discards")
+        if end == "cancelled":
+            pair.source.cmd("migrate_cancel")
+        pair.destination.signal("KILL")
+        pair.source.wait_status("cancelled" if end == "cancelled" else "failed")
+        assert pair.source.cmd("query-status")["running"]
+        assert "STOP" not in [event["event"] for event in pair.source.qmp.get_events(wait=False)]
+        Failures(pair).check_by_another()
