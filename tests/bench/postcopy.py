@@ -174,6 +174,26 @@ def uri_of(lab, transport):
     return URIS[transport].format(tmp=lab.tmp, port=lab.port(FIRST_MIGRATION_PORT))
 
 
+@contextlib.contextmanager
+def other_migration(network, options, variant, case):
+    """One of the same kind by the same link, whose post-copy begins at the same time."""
+    if not options.two:
+        yield
+        return
+    qemu, exits, fetch = VARIANTS[variant]
+    with (Host(options.accel, name="other") as place, network.relayed(place),
+          Pair(place, exits=exits, source=qemu, destination=qemu, cpus=case.vcpus, memory_mb=options.memory, seed=2,
+               late_rom=1, traced=False, capabilities=("postcopy-preempt",) * options.preempt, fetch=fetch,
+               wrapper=network.wrapper, **LOADS[case.load]) as pair):
+        uri = network.uri + "1"
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=case.background_mib_per_s * MIB)
+        pair.destination.cmd("migrate-incoming", uri=uri)
+        pair.start(uri)
+        pair.source.cmd("migrate-start-postcopy")
+        yield
+        pair.finish()
+
+
 def migrate(lab, variant, case, options, network=None):
     """One migration; its figures."""
     qemu, exits, fetch = VARIANTS[variant.partition(WITHOUT)[0]]
@@ -193,10 +213,11 @@ def migrate(lab, variant, case, options, network=None):
         dst.cmd("migrate-incoming", uri=uri)
         pair.start(uri)
         meter = Meter(pair)
-        meter.begin()
-        src.cmd("migrate-start-postcopy")
-        meter.end()
-        pair.finish()
+        with other_migration(network, options, variant, case):
+            meter.begin()
+            src.cmd("migrate-start-postcopy")
+            meter.end()
+            pair.finish()
         info, total = dst.cmd("query-migrate"), src.cmd("query-migrate")
         requests, demand = total["ram"]["postcopy-requests"], demand_faults(pair)
         report, boot = dst.report(), src.report().the("boot")
@@ -351,8 +372,9 @@ def publish(options, about, network, measured):
     if network:
         settings |= {"transport": "tbf" if options.host else "netem", "delay_us": options.delay,
                      "bandwidth_mbit_per_s": options.bandwidth, "loss_percent": options.loss,
-                     "ping_round_trip_us": network.round_trip_us}
+                     "two_migrations": options.two, "ping_round_trip_us": network.round_trip_us}
         lost = f", {options.loss} % of packets lost" if options.loss else ""
+        lost += ", which another migration uses at the same time" if options.two else ""
         transport = (f"TCP through a link with {options.delay} us of delay in each direction and "
                      f"{options.bandwidth or 'unlimited'} Mbit/s{lost}; ping took {network.round_trip_us:.0f} us")
     title = (f"Post-copy, {'with' if options.preempt else 'without'} postcopy-preempt, "
@@ -401,6 +423,8 @@ def main():
     parser.add_argument("--bandwidth", type=int, default=0, metavar="MBIT",
                         help="of such a link, per second; with --host, as root, no delay")
     parser.add_argument("--loss", type=float, default=0, metavar="PERCENT", help="of such a link's packets")
+    parser.add_argument("--two", action="store_true",
+                        help="with --host and --bandwidth, two migrations at the same time, of which one is measured")
     parser.add_argument("--name", help="of the report (postcopy)")
     options = parser.parse_args()
     options.backends = options.backends or list(BACKENDS)[:1 if options.quick else None]
@@ -412,6 +436,8 @@ def main():
         options.background = [0]
     if options.bitmap and options.host:
         parser.error("--bitmap is for the lab")
+    if options.two and not (options.host and options.bandwidth):
+        parser.error("--two is for --host with --bandwidth")
     if options.exits and (not options.host or options.accel == "kvm"):
         parser.error("--exits is for --host with TCG")
     if options.rounds is None:

@@ -2,14 +2,16 @@
 """A network between the two QEMUs of a lab, or of this machine: the destination has a network name space of its own,
 and between it and the rest lies a link with a delay and a bandwidth (tc netem), or on this machine with a bandwidth
 alone (tc tbf)."""
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
 from tests.lab.cli import ProgramError
 from tests.lab.host import Host
-from tests.lab.lab import Place
+from tests.lab.lab import Place, Running
 from tests.lab.pair import QMP_PORT
 
 SPACE = "destination"
@@ -63,14 +65,26 @@ class Network:
             {ip} -n {SPACE} link set lo up
             {tc} qdisc add dev here root {rule}
             {tc} -n {SPACE} qdisc add dev there root {rule}""", check=True)
-        # QMP of the destination, which may not listen yet.
-        port = lab.port(QMP_PORT["destination"])
-        there = " ".join(self.wrapper)
-        self.relay = lab.job(f"exec busybox nc -ll -p {port} -e sh -c "
-                             f"'until {there} busybox nc 127.0.0.1 {port} 2>/dev/null; do sleep 0.1; done'")
+        self.relay = self.relay_to(lab)
         times = lab.run(f"busybox ping -c 5 -i 0.2 -q {THERE}", check=True).output.splitlines()[-1]
         # round-trip min/avg/max = 2.3/2.5/2.9 ms
         self.round_trip_us = float(times.split("=")[1].split("/")[1]) * 1000
+
+    def relay_to(self, lab: Place) -> Running:
+        """To the monitor of a destination, which may not listen yet."""
+        port = lab.port(QMP_PORT["destination"])
+        there = " ".join(self.wrapper)
+        return lab.job(f"exec busybox nc -ll -p {port} -e sh -c "
+                       f"'until {there} busybox nc 127.0.0.1 {port} 2>/dev/null; do sleep 0.1; done'")
+
+    @contextlib.contextmanager
+    def relayed(self, lab: Place) -> Iterator[None]:
+        """For the destination of another place on the same machine."""
+        relay = self.relay_to(lab)
+        try:
+            yield
+        finally:
+            relay.kill()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What vCPUs miss before the guest's programs run again, as the trace of the lab's kernel has it."""
+import re
+
+import pytest
+
+from tests.lab.backends import CHANNELS
+from tests.lab.linux_pair import LinuxPair
+from tests.lab.pair import NO_FIRST, until
+
+CPUS = 4
+TRACING = "/sys/kernel/debug/tracing"
+EVENTS = ("kvm_exit", "kvm_userspace_exit")
+MEMORY_FAULT = 39       # KVM_EXIT_MEMORY_FAULT
+USER = 1 << 47          # Linux's own addresses are above
+
+
+def missed_first(log, tid):
+    """Of a vCPU: pages until it is first seen to have left an instruction of a program."""
+    missed = 0
+    for event, text in re.findall(rf"-{tid} .*? (\w+): (.*)", log):
+        if event == "kvm_exit":
+            if int(re.findall(r"rip 0x(\w+)", text)[0], 16) < USER:
+                return missed
+        elif f"({MEMORY_FAULT})" in text:
+            missed += 1
+    raise AssertionError(f"a vCPU runs no program:\n{log[-2000:]}")
+
+
+def missed_by_vcpus(lab, options, channels):
+    with LinuxPair(lab, exits="on", cpus=CPUS, computers=CPUS, mem=48, memory_mb=224, source_options=options,
+                   **CHANNELS[channels]) as pair:
+        uri = pair.listen()
+        pair.source.wait_ready()
+        tids = [cpu["thread-id"] for cpu in pair.destination.cmd("query-cpus-fast")]
+        on = "; ".join(f"echo 1 >{TRACING}/events/kvm/{event}/enable" for event in EVENTS)
+        lab.run(f"echo 0 >{TRACING}/tracing_on; echo >{TRACING}/trace; echo {' '.join(map(str, tids))} "
+                f">{TRACING}/set_event_pid; echo 4096 >{TRACING}/buffer_size_kb; {on}; echo 1 >{TRACING}/tracing_on",
+                check=True)
+        try:
+            pair.postcopy(uri, bandwidth=0)
+            pair.destination.wait_status("completed")
+            until(lambda: pair.destination.report().lines, "the guest reports")
+            log = lab.run(f"echo 0 >{TRACING}/tracing_on; cat {TRACING}/trace", check=True).output
+        finally:
+            lab.run(f"echo 0 >{TRACING}/events/enable; echo >{TRACING}/set_event_pid; echo 1 >{TRACING}/buffer_size_kb")
+        pair.check_memory()
+    return [missed_first(log, tid) for tid in tids]
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_before_the_first_instruction(lab, channels):
+    """Its code, stack, tables and the devices' rings have come by then; without that each vCPU misses some, one after
+    the other."""
+    missed = missed_by_vcpus(lab, (), channels)
+    without = missed_by_vcpus(lab, NO_FIRST, channels)
+    print(f"pages missed by each vCPU: {missed}, and {without} without what must be touched first")
+    assert max(missed) <= 2 and sum(missed) < sum(without) / 2
