@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What the destination has to discard before it runs the guest, it discards while the guest still runs."""
 import pytest
+from qemu.qmp import ExecuteError
 
 from tests.lab.backends import CHANNELS
-from tests.lab.failures import Failures
+from tests.lab.failures import Failures, phase_wire
 from tests.lab.pair import FORK, STOCK, Pair, until
+from tests.lab.paths import PATIENCE
 from tests.lab.text import search
 
 
@@ -57,3 +59,16 @@ def test_destination_does_not_discard(place, end):
         assert pair.source.cmd("query-status")["running"]
         assert "STOP" not in [event["event"] for event in pair.source.qmp.get_events(wait=False)]
         Failures(pair).check_by_another()
+
+
+def test_memory_is_not_read_meanwhile(place):
+    """A monitor that reads a page which was discarded, before userfaultfd is there, would make it one of zeros."""
+    with Pair(place, mem=8, **CHANNELS["one-channel"]) as pair:
+        wire = phase_wire(pair, pair.listen(), "switch", 0.5)
+        pair.start(wire.uri)
+        pair.source.cmd("migrate-start-postcopy")
+        assert wire.reached.wait(60 * PATIENCE)
+        with pytest.raises(ExecuteError, match="Postcopy begins"):
+            pair.destination.cmd("pmemsave", val=0, size=4096, filename="/dev/null")
+        Failures(pair).act("kill-destination", wire)
+        pair.source.wait_status("postcopy-paused")
