@@ -26,10 +26,12 @@
 #include "trace.h"
 
 /*
- * So many pages of a vCPU, and so many of all devices, at most, of those that
- * have not been sent.  64 take 2 ms at 1 Gbit/s, while the devices are loaded.
+ * So many pages of a vCPU, so many that all share, and so many of all devices,
+ * at most, of those that have not been sent.  64 take 2 ms at 1 Gbit/s, while
+ * the devices are loaded.
  */
 #define FIRST_PAGES 64
+#define FIRST_SHARED_PAGES 256
 #define FIRST_DEVICE_PAGES 512
 
 /* A larger host page takes as long as all others together */
@@ -48,11 +50,25 @@ struct PostcopyFirstPages {
     guint next, taken;
 };
 
-static GSList *device_kinds;
+static GSList *device_kinds, *shared_kinds;
 
 void postcopy_first_devices(void (*add)(PostcopyFirstPages *to))
 {
     device_kinds = g_slist_append(device_kinds, add);
+}
+
+void postcopy_first_shared(void (*add)(PostcopyFirstPages *to))
+{
+    shared_kinds = g_slist_append(shared_kinds, add);
+}
+
+static void first_find(PostcopyFirstPages *to, GSList *kinds)
+{
+    for (; kinds; kinds = kinds->next) {
+        void (*add)(PostcopyFirstPages *to) = kinds->data;
+
+        add(to);
+    }
 }
 
 void postcopy_first_add(PostcopyFirstPages *to, AddressSpace *as,
@@ -127,25 +143,20 @@ void postcopy_first_begin(MigrationState *s)
     PostcopyFirst *first = &s->postcopy->first;
     g_autoptr(GHashTable) seen = g_hash_table_new(NULL, NULL);
     g_autoptr(GPtrArray) cpus = g_ptr_array_new();
-    PostcopyFirstPages devices = {
-        .pages = g_array_new(false, false, sizeof(FirstPage)),
-    };
+    g_autoptr(GArray) of_devices = g_array_new(false, false, sizeof(FirstPage));
+    g_autoptr(GArray) of_all = g_array_new(false, false, sizeof(FirstPage));
+    PostcopyFirstPages devices = { of_devices }, shared = { of_all };
     bool more = true;
     CPUState *cpu;
 
     if (!s->postcopy_first || !migrate_postcopy_ram()) {
-        g_array_unref(devices.pages);
         return;
     }
     first->list = g_array_new(false, false, sizeof(FirstPage));
     first->next = 0;
 
     /* Devices are loaded before any vCPU runs */
-    for (GSList *kind = device_kinds; kind; kind = kind->next) {
-        void (*add)(PostcopyFirstPages *to) = kind->data;
-
-        add(&devices);
-    }
+    first_find(&devices, device_kinds);
     while (first_take(first, seen, &devices, FIRST_DEVICE_PAGES)) {
         continue;
     }
@@ -159,15 +170,18 @@ void postcopy_first_begin(MigrationState *s)
             g_ptr_array_add(cpus, pages);
         }
     }
+    first_find(&shared, shared_kinds);
     /* In turn, so that no vCPU waits for all of another one's */
     while (more) {
         more = false;
         for (guint i = 0; i < cpus->len; i++) {
+            more |= first_take(first, seen, &shared, FIRST_SHARED_PAGES);
             more |= first_take(first, seen, g_ptr_array_index(cpus, i),
                                FIRST_PAGES);
         }
     }
-    trace_postcopy_first(cpus->len, devices.taken, first->list->len);
+    trace_postcopy_first(cpus->len, devices.taken, shared.taken,
+                         first->list->len);
 
     for (guint i = 0; i < cpus->len; i++) {
         PostcopyFirstPages *pages = g_ptr_array_index(cpus, i);
@@ -175,7 +189,6 @@ void postcopy_first_begin(MigrationState *s)
         g_array_unref(pages->pages);
         g_free(pages);
     }
-    g_array_unref(devices.pages);
 }
 
 void postcopy_first_reset(PostcopyFirst *first)

@@ -10,7 +10,7 @@
 #include "exec/memory.h"
 #include "page-tables.h"
 
-/* Of one vCPU, or of all devices: the most urgent pages first */
+/* Of one vCPU, of all vCPUs, or of all devices: the most urgent pages first */
 typedef struct PostcopyFirstPages PostcopyFirstPages;
 
 /*
@@ -57,5 +57,8 @@ void postcopy_first_add_virtual(PostcopyFirstPages *to,
 
 /* Let @add be called for the devices of a kind.  From type_init. */
 void postcopy_first_devices(void (*add)(PostcopyFirstPages *to));
+
+/* The same for what all vCPUs share */
+void postcopy_first_shared(void (*add)(PostcopyFirstPages *to));
 
 #endif

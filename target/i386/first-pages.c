@@ -20,6 +20,16 @@
  */
 #define PER_CPU_BYTES (256 * KiB)
 
+/*
+ * How far calls are followed, how much of a function is read, and how far from
+ * it is what it calls or names
+ */
+#define CALLS_DEPTH     4
+#define CALLS_MOST      1024
+#define FUNCTION_BYTES  1024
+#define FUNCTION_ALIGN  16
+#define IMAGE_BYTES     (64 * MiB)
+
 static PageTables x86_page_tables(CPUX86State *env)
 {
     PageTables t = {
@@ -55,16 +65,15 @@ static PageTables x86_page_tables(CPUX86State *env)
     return t;
 }
 
-/* The handlers of interrupts and exceptions: they lie in a few pages */
-static void x86_first_handlers(CPUState *cs, PostcopyFirstPages *to,
-                               const PageTables *t)
+/* Call @found for each handler of interrupts and exceptions */
+static void x86_handlers(CPUState *cs, void (*found)(void *opaque, vaddr at),
+                         void *opaque)
 {
     CPUX86State *env = &X86_CPU(cs)->env;
     unsigned size = env->hflags & HF_LMA_MASK ? 16 : 8;
     uint8_t gates[256 * 16] = { };
     size_t length = MIN(MIN((uint64_t)env->idt.limit + 1, 256 * size),
                         sizeof(gates));
-    uint64_t last = -1;
 
     if (!(env->cr[0] & CR0_PE_MASK) ||
         cpu_memory_rw_debug(cs, env->idt.base, gates, length, false)) {
@@ -77,11 +86,134 @@ static void x86_first_handlers(CPUState *cs, PostcopyFirstPages *to,
         if (size == 16) {
             handler |= (uint64_t)ldl_le_p(gates + at + 8) << 32;
         }
-        if (lduw_le_p(gates + at + 4) & 0x8000 &&
-            handler >> TARGET_PAGE_BITS != last) {
-            last = handler >> TARGET_PAGE_BITS;
-            postcopy_first_add_virtual(to, t, handler);
+        if (lduw_le_p(gates + at + 4) & 0x8000) {
+            found(opaque, handler);
         }
+    }
+}
+
+#ifdef TARGET_X86_64
+/* Functions, each once, and up to which they have been read */
+typedef struct Calls {
+    GHashTable *seen;
+    GArray *functions;
+    guint read;
+} Calls;
+
+static void calls_add(void *opaque, vaddr function)
+{
+    Calls *calls = opaque;
+
+    if (calls->functions->len < CALLS_MOST &&
+        g_hash_table_add(calls->seen, (void *)(uintptr_t)function)) {
+        g_array_append_val(calls->functions, function);
+    }
+}
+
+static bool in_image(vaddr function, vaddr target)
+{
+    return target - function + IMAGE_BYTES < 2 * IMAGE_BYTES;
+}
+
+/*
+ * What @function calls and names, by the bytes of its code.  Some of them only
+ * look like such an instruction: then a page is sent early that need not be.
+ */
+static void calls_read(CPUState *cs, Calls *calls, vaddr function,
+                       PostcopyFirstPages *to, const PageTables *t)
+{
+    uint8_t code[FUNCTION_BYTES];
+
+    if (cpu_memory_rw_debug(cs, function, code, sizeof(code), false)) {
+        return;
+    }
+    for (unsigned i = 1; i + 6 < sizeof(code); i++) {
+        /* As wide as a word, what is between two functions */
+        if (ldl_le_p(code + i) == 0xcccccccc ||
+            ldq_le_p(code + i) == 0x9090909090909090) {
+            break;
+        }
+        if ((code[i] & 0xfe) == 0xe8) {
+            /* CALL and JMP */
+            vaddr target = function + i + 5 + (int32_t)ldl_le_p(code + i + 1);
+
+            if (in_image(function, target) && target % FUNCTION_ALIGN == 0) {
+                calls_add(calls, target);
+            }
+        } else if ((code[i] & 0xc7) == 5 &&
+                   (code[i - 1] == 0x8b || code[i - 1] == 0x89 ||
+                    code[i - 1] == 0x8d)) {
+            /* MOV and LEA with an address relative to RIP */
+            vaddr target = function + i + 5 + (int32_t)ldl_le_p(code + i + 1);
+
+            if (in_image(function, target)) {
+                postcopy_first_add_virtual(to, t, target);
+            }
+        } else if ((code[i - 1] & 0xc7) == 4 && (code[i] & 0xc7) == 0xc5) {
+            /* An array, by an index of eight bytes */
+            vaddr target = (int64_t)(int32_t)ldl_le_p(code + i + 1);
+
+            if (in_image(function, target)) {
+                postcopy_first_add_virtual(to, t, target);
+            }
+        }
+    }
+}
+
+/*
+ * The code of all handlers of interrupts.  A guest's kernel has it here and
+ * there, in some 150 pages, and whichever vCPU serves one first would miss a
+ * page for each few calls, with interrupts off.
+ */
+static void x86_first_code(PostcopyFirstPages *to)
+{
+    CPUState *cs = first_cpu;
+    CPUX86State *env = &X86_CPU(cs)->env;
+    g_autoptr(GHashTable) seen = g_hash_table_new(NULL, NULL);
+    g_autoptr(GArray) functions = g_array_new(false, false, sizeof(vaddr));
+    Calls calls = { .seen = seen, .functions = functions };
+    PageTables t;
+
+    if (!(env->hflags & HF_LMA_MASK) ||
+        env->hflags & (HF_GUEST_MASK | HF_SMM_MASK)) {
+        return;
+    }
+    t = x86_page_tables(env);
+    x86_handlers(cs, calls_add, &calls);
+    for (unsigned depth = 0; depth <= CALLS_DEPTH; depth++) {
+        for (guint n = functions->len; calls.read < n; calls.read++) {
+            vaddr function = g_array_index(functions, vaddr, calls.read);
+
+            postcopy_first_add_virtual(to, &t, function);
+            if (depth < CALLS_DEPTH) {
+                calls_read(cs, &calls, function, to, &t);
+            }
+        }
+    }
+}
+
+static void x86_first_register(void)
+{
+    postcopy_first_shared(x86_first_code);
+}
+
+type_init(x86_first_register)
+#endif
+
+typedef struct FirstHandler {
+    PostcopyFirstPages *to;
+    const PageTables *tables;
+    uint64_t last;
+} FirstHandler;
+
+/* They lie in a few pages */
+static void first_add_handler(void *opaque, vaddr at)
+{
+    FirstHandler *first = opaque;
+
+    if (at >> TARGET_PAGE_BITS != first->last) {
+        first->last = at >> TARGET_PAGE_BITS;
+        postcopy_first_add_virtual(first->to, first->tables, at);
     }
 }
 
@@ -122,7 +254,7 @@ void x86_cpu_first_pages(CPUState *cs, PostcopyFirstPages *to)
                              env->hflags & HF_LMA_MASK ? 8 : 4, false)) {
         postcopy_first_add_virtual(to, &t, ldq_le_p(rsp0) - 1);
     }
-    x86_first_handlers(cs, to, &t);
+    x86_handlers(cs, first_add_handler, &(FirstHandler) { to, &t, -1 });
 #ifdef TARGET_X86_64
     if (env->hflags & HF_LMA_MASK) {
         uint64_t per_cpu = (env->hflags & HF_CPL_MASK) ? env->kernelgsbase

@@ -10,21 +10,31 @@ from tests.lab.pair import NO_FIRST, until
 
 CPUS = 4
 TRACING = "/sys/kernel/debug/tracing"
-EVENTS = ("kvm_exit", "kvm_userspace_exit")
-MEMORY_FAULT = 39       # KVM_EXIT_MEMORY_FAULT
-USER = 1 << 47          # Linux's own addresses are above
+EVENTS = ("kvm_exit", "kvm_userspace_exit", "kvm_inj_virq")
+MISSING = "error (14)"    # KVM_RUN returns EFAULT, with KVM_EXIT_MEMORY_FAULT
+USER = 1 << 47            # Linux's own addresses are above
 
 
 def missed_first(log, tid):
-    """Of a vCPU: pages until it is first seen to have left an instruction of a program."""
-    missed = 0
+    """Of a vCPU: pages that the guest's kernel has missed, and the first instruction of a program, until the handler of
+    an interrupt has returned to one."""
+    missed, rip, first = 0, 0, None
+    injected = delivers = kernel = False
     for event, text in re.findall(rf"-{tid} .*? (\w+): (.*)", log):
-        if event == "kvm_exit":
-            if int(re.findall(r"rip 0x(\w+)", text)[0], 16) < USER:
-                return missed
-        elif f"({MEMORY_FAULT})" in text:
-            missed += 1
-    raise AssertionError(f"a vCPU runs no program:\n{log[-2000:]}")
+        if event == "kvm_inj_virq":
+            injected = True
+        elif event == "kvm_exit":
+            rip = int(re.findall(r"rip 0x(\w+)", text)[0], 16)
+            delivers = "intr_info 0x00000000" not in text
+            if rip >= USER:
+                kernel = True
+            elif not delivers:
+                if injected and kernel:
+                    return missed
+                first = first or rip
+        elif MISSING in text:
+            missed += rip >= USER or delivers or rip == first
+    raise AssertionError(f"no program runs behind an interrupt:\n{log[-2000:]}")
 
 
 def missed_by_vcpus(lab, options, channels):
