@@ -15,7 +15,7 @@ from tests.lab.paths import TESTED
 
 slow = pytest.mark.slow
 # tests/guest/x86_64/async.h
-KERNEL, ANEW, SMM, NESTED = 1, 2, 4, 8
+KERNEL, ANEW, SMM, NESTED, REFUSED = 1, 2, 4, 8, 16
 MEM = 8
 
 
@@ -60,6 +60,16 @@ def test_tasks(lab, how):
         if how == SMM:
             # The page behind the others
             assert missed(pair, (16 + MEM) * MIB)
+
+
+def test_enabled_on_a_device(lab):
+    """KVM refuses the address, and keeps it all the same: QEMU reads and writes nothing there, and no task is told."""
+    with pair_with(lab, REFUSED, destination_options=("-trace", "hpet_ram_*")) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        told, qemu, _ = ends(pair)
+        assert (told["refused"], told["forgotten"]) == (1, 4) and told["announced"] < 16
+        assert qemu["delivered"] + qemu["forgotten"] == qemu["announced"]
+        assert not re.findall("hpet_ram_.*", lab.run(f"cat {pair.destination.trace_log}").output)
 
 
 def withdrawn(pair):

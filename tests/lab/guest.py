@@ -63,7 +63,7 @@ def arguments(side: str, log: Path | str, cpus: int | str = 4, memory_mb: int | 
       adjust   processor 1 writes that to its IA32_TSC_ADJUST
       deadline ms until a timer of the LAPIC expires, on arm64 two timers of each processor
                (0: none)
-    and for async.bin, the 16 for nested.bin:
+    and for async.bin and nested.bin:
       async    sum of what tests/guest/x86_64/async.h names (0)
     """
     if arch == "aarch64":

@@ -13,6 +13,8 @@
 #define MEMORY          0x1000000ull
 #define TASKS           8
 #define ANEW_AT         4               /* waiting tasks */
+#define HPET            0xfed00000
+#define PROTECTION      13
 #define PAGE_FAULT      14
 #define DONE_VECTOR     0x41
 #define ANSWER_VECTOR   0x42
@@ -37,7 +39,7 @@ static struct task {
 static struct { struct async_data data; } __attribute__((aligned(4096))) blocks[2];
 static struct async_data *data;
 static struct {
-    uint64_t announced, come, woken_all, unknown, forgotten;
+    uint64_t announced, come, woken_all, unknown, forgotten, refused;
 } counts;
 static volatile uint64_t counter;
 static uint64_t n, khz;
@@ -60,11 +62,13 @@ static volatile uint64_t *page(uint64_t i)
     return (volatile uint64_t *)(MEMORY + (i << PAGE_SHIFT));
 }
 
-_Static_assert(PAGE_FAULT == 14 && ASYNC_VECTOR == 0x40 && DONE_VECTOR == 0x41 &&
+_Static_assert(PROTECTION == 13 && PAGE_FAULT == 14 && ASYNC_VECTOR == 0x40 && DONE_VECTOR == 0x41 &&
                ANSWER_VECTOR == 0x42, "as the entries push them");
-extern const char fault_entry[], ready_entry[], done_entry[], answer_entry[];
+extern const char protection_entry[], fault_entry[], ready_entry[], done_entry[], answer_entry[];
 _Noreturn void resume(struct frame *frame);
-asm("fault_entry:   push $14\n"
+asm("protection_entry: push $13\n"
+    "               jmp 1f\n"
+    "fault_entry:   push $14\n"
     "               jmp 1f\n"
     "ready_entry:   push $0\n"
     "               push $0x40\n"
@@ -117,8 +121,9 @@ static _Noreturn void finish(void)
     }
     print("{\"event\": \"async\", \"announced\": %u, \"come\": %u, "
           "\"woken_all\": %u, \"unknown\": %u, \"forgotten\": %u, "
-          "\"counter\": %u}\n", counts.announced, counts.come, counts.woken_all,
-          counts.unknown, counts.forgotten, counter);
+          "\"refused\": %u, \"counter\": %u}\n", counts.announced, counts.come,
+          counts.woken_all, counts.unknown, counts.forgotten, counts.refused,
+          counter);
     print("{\"event\": \"end\", \"checked_pages\": %u, \"bad_pages\": %u, "
           "\"bad_regions\": 0}\n", n, bad);
     halt();
@@ -167,12 +172,17 @@ static void missing(struct frame *f, uint32_t token)
     for (int i = 0; i < TASKS; i++) {
         waiting += tasks[i].state == WAITING;
     }
-    if (par.async & ASYNC_ANEW && waiting == ANEW_AT && !counts.forgotten) {
-        /* As one kernel does for the next */
-        wrmsr(MSR_ASYNC_PF_EN, 0);
+    if (par.async & (ASYNC_ANEW | ASYNC_REFUSED) && waiting == ANEW_AT &&
+        !counts.forgotten) {
+        if (par.async & ASYNC_REFUSED) {
+            wrmsr(MSR_ASYNC_PF_EN, HPET | EN_ENABLED | EN_BY_INTERRUPT);
+        } else {
+            /* As one kernel does for the next */
+            wrmsr(MSR_ASYNC_PF_EN, 0);
+            data = &blocks[1].data;
+            async_enable(data);
+        }
         counts.forgotten = wake(WAKE_ALL);
-        data = &blocks[1].data;
-        async_enable(data);
     }
     schedule(f);
 }
@@ -199,6 +209,13 @@ void trap(struct frame *f)
     uint64_t cr2;
 
     switch (f->vector) {
+    case PROTECTION:
+        if (!(par.async & ASYNC_REFUSED)) {
+            die("a general protection fault");
+        }
+        counts.refused++;
+        f->rip += 2;            /* WRMSR */
+        break;
     case PAGE_FAULT:
         asm volatile("mov %%cr2, %0" : "=r"(cr2));
         missing(f, cr2);
@@ -302,6 +319,7 @@ _Noreturn void cpu_main(uint32_t cpu)
         khz = measure_khz();
         read_parameters();
         n = (uint64_t)par.mem_mb << (20 - PAGE_SHIFT);
+        set_handler(PROTECTION, protection_entry, false);
         set_handler(PAGE_FAULT, fault_entry, false);
         set_handler(ASYNC_VECTOR, ready_entry, false);
         set_handler(DONE_VECTOR, done_entry, true);

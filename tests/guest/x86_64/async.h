@@ -11,6 +11,7 @@
 #define ASYNC_ANEW          2   /* enable them anew, elsewhere, while tasks wait */
 #define ASYNC_SMM           4   /* an SMI handler misses a page, too */
 #define ASYNC_NESTED        8   /* nested.c: they are on while the nested guest misses one */
+#define ASYNC_REFUSED       16  /* enable them anew, at a device, while tasks wait */
 
 #define MSR_ASYNC_PF_EN     0x4b564d02
 #define MSR_ASYNC_PF_INT    0x4b564d06
