@@ -21,11 +21,13 @@
 #define PER_CPU_BYTES (256 * KiB)
 
 /*
- * How far calls are followed, how much of a function is read, and how far from
- * it is what it calls or names
+ * How far calls are followed, of how many functions and data, which a guest
+ * could make any number; how much of a function is read, and how far from it is
+ * what it calls or names
  */
 #define CALLS_DEPTH     4
 #define CALLS_MOST      1024
+#define NAMES_MOST      4096
 #define FUNCTION_BYTES  1024
 #define FUNCTION_ALIGN  16
 #define IMAGE_BYTES     (64 * MiB)
@@ -98,6 +100,10 @@ typedef struct Calls {
     GHashTable *seen;
     GArray *functions;
     guint read;
+    /* Data that they name */
+    unsigned names;
+    PostcopyFirstPages *to;
+    const PageTables *tables;
 } Calls;
 
 static void calls_add(void *opaque, vaddr function)
@@ -115,19 +121,27 @@ static bool in_image(vaddr function, vaddr target)
     return target - function + IMAGE_BYTES < 2 * IMAGE_BYTES;
 }
 
+static void calls_name(Calls *calls, vaddr function, vaddr data)
+{
+    if (in_image(function, data) && calls->names++ < NAMES_MOST) {
+        postcopy_first_add_virtual(calls->to, calls->tables, data);
+    }
+}
+
 /*
  * What @function calls and names, by the bytes of its code.  Some of them only
  * look like such an instruction: then a page is sent early that need not be.
  */
-static void calls_read(CPUState *cs, Calls *calls, vaddr function,
-                       PostcopyFirstPages *to, const PageTables *t)
+static void calls_read(CPUState *cs, Calls *calls, vaddr function)
 {
     uint8_t code[FUNCTION_BYTES];
 
     if (cpu_memory_rw_debug(cs, function, code, sizeof(code), false)) {
         return;
     }
-    for (unsigned i = 1; i + 6 < sizeof(code); i++) {
+    for (unsigned i = 1; i + 8 <= sizeof(code); i++) {
+        vaddr near = function + i + 5 + (int32_t)ldl_le_p(code + i + 1);
+
         /* As wide as a word, what is between two functions */
         if (ldl_le_p(code + i) == 0xcccccccc ||
             ldq_le_p(code + i) == 0x9090909090909090) {
@@ -135,27 +149,17 @@ static void calls_read(CPUState *cs, Calls *calls, vaddr function,
         }
         if ((code[i] & 0xfe) == 0xe8) {
             /* CALL and JMP */
-            vaddr target = function + i + 5 + (int32_t)ldl_le_p(code + i + 1);
-
-            if (in_image(function, target) && target % FUNCTION_ALIGN == 0) {
-                calls_add(calls, target);
+            if (in_image(function, near) && near % FUNCTION_ALIGN == 0) {
+                calls_add(calls, near);
             }
         } else if ((code[i] & 0xc7) == 5 &&
                    (code[i - 1] == 0x8b || code[i - 1] == 0x89 ||
                     code[i - 1] == 0x8d)) {
             /* MOV and LEA with an address relative to RIP */
-            vaddr target = function + i + 5 + (int32_t)ldl_le_p(code + i + 1);
-
-            if (in_image(function, target)) {
-                postcopy_first_add_virtual(to, t, target);
-            }
+            calls_name(calls, function, near);
         } else if ((code[i - 1] & 0xc7) == 4 && (code[i] & 0xc7) == 0xc5) {
             /* An array, by an index of eight bytes */
-            vaddr target = (int64_t)(int32_t)ldl_le_p(code + i + 1);
-
-            if (in_image(function, target)) {
-                postcopy_first_add_virtual(to, t, target);
-            }
+            calls_name(calls, function, (int32_t)ldl_le_p(code + i + 1));
         }
     }
 }
@@ -171,8 +175,10 @@ static void x86_first_code(PostcopyFirstPages *to)
     CPUX86State *env = &X86_CPU(cs)->env;
     g_autoptr(GHashTable) seen = g_hash_table_new(NULL, NULL);
     g_autoptr(GArray) functions = g_array_new(false, false, sizeof(vaddr));
-    Calls calls = { .seen = seen, .functions = functions };
     PageTables t;
+    Calls calls = {
+        .seen = seen, .functions = functions, .to = to, .tables = &t
+    };
 
     if (!(env->hflags & HF_LMA_MASK) ||
         env->hflags & (HF_GUEST_MASK | HF_SMM_MASK)) {
@@ -186,7 +192,7 @@ static void x86_first_code(PostcopyFirstPages *to)
 
             postcopy_first_add_virtual(to, &t, function);
             if (depth < CALLS_DEPTH) {
-                calls_read(cs, &calls, function, to, &t);
+                calls_read(cs, &calls, function);
             }
         }
     }
