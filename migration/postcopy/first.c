@@ -98,21 +98,46 @@ void postcopy_first_add(PostcopyFirstPages *to, AddressSpace *as,
     }
 }
 
-static uint64_t first_read(void *opaque, hwaddr address, unsigned size)
+/* Of RAM, and not of a device */
+static bool first_read_ram(hwaddr address, void *buf, size_t length)
 {
-    AddressSpace *as = opaque;
+    return address_space_read(&address_space_memory, address,
+                              (MemTxAttrs) { .memory = 1 }, buf,
+                              length) == MEMTX_OK;
+}
 
-    return size == 4
-        ? address_space_ldl_le(as, address, MEMTXATTRS_UNSPECIFIED, NULL)
-        : address_space_ldq_le(as, address, MEMTXATTRS_UNSPECIFIED, NULL);
+static uint64_t first_read_entry(void *opaque, hwaddr address, unsigned size)
+{
+    uint8_t entry[8] = { };
+
+    return first_read_ram(address, entry, size) ? ldq_le_p(entry) : 0;
+}
+
+bool postcopy_first_read(const PageTables *tables, vaddr address, void *buf,
+                         size_t length)
+{
+    while (length) {
+        hwaddr path[PAGE_TABLES_LEVELS + 1];
+        unsigned n = page_tables_walk(tables, address, first_read_entry, NULL,
+                                      path);
+        size_t there = MIN(length, -(address | TARGET_PAGE_MASK));
+
+        if (!n || !first_read_ram(path[n - 1], buf, there)) {
+            return false;
+        }
+        address += there;
+        buf += there;
+        length -= there;
+    }
+    return true;
 }
 
 void postcopy_first_add_virtual(PostcopyFirstPages *to,
                                 const PageTables *tables, vaddr address)
 {
     hwaddr path[PAGE_TABLES_LEVELS + 1];
-    unsigned n = page_tables_walk(tables, address, first_read,
-                                  &address_space_memory, path);
+    unsigned n = page_tables_walk(tables, address, first_read_entry, NULL,
+                                  path);
 
     for (unsigned i = 0; i < n; i++) {
         postcopy_first_add(to, &address_space_memory, path[i], 1);
@@ -170,14 +195,16 @@ void postcopy_first_begin(MigrationState *s)
             g_ptr_array_add(cpus, pages);
         }
     }
-    first_find(&shared, shared_kinds);
+    if (qemu_ram_pagesize_largest() <= FIRST_MAX_SIZE) {
+        first_find(&shared, shared_kinds);
+    }
     /* In turn, so that no vCPU waits for all of another one's */
     while (more) {
         more = false;
         for (guint i = 0; i < cpus->len; i++) {
-            more |= first_take(first, seen, &shared, FIRST_SHARED_PAGES);
             more |= first_take(first, seen, g_ptr_array_index(cpus, i),
                                FIRST_PAGES);
+            more |= first_take(first, seen, &shared, FIRST_SHARED_PAGES);
         }
     }
     trace_postcopy_first(cpus->len, devices.taken, shared.taken,

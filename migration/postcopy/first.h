@@ -55,6 +55,13 @@ void postcopy_first_add(PostcopyFirstPages *to, AddressSpace *as,
 void postcopy_first_add_virtual(PostcopyFirstPages *to,
                                 const PageTables *tables, vaddr address);
 
+/*
+ * Read @length bytes from a virtual address on.  Returns false if not all of it
+ * is RAM: reading a device could change it.
+ */
+bool postcopy_first_read(const PageTables *tables, vaddr address, void *buf,
+                         size_t length);
+
 /* Let @add be called for the devices of a kind.  From type_init. */
 void postcopy_first_devices(void (*add)(PostcopyFirstPages *to));
 

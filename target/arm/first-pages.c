@@ -101,7 +101,9 @@ void arm_cpu_first_pages(CPUState *cs, PostcopyFirstPages *to)
     for (unsigned i = 0; i < 31; i++) {
         arm_first_virtual(to, half, env->xregs[i]);
     }
-    if (!cpu_memory_rw_debug(cs, sp, stack, sizeof(stack), false)) {
+    if (half[extract64(sp, 55, 1)].levels &&
+        postcopy_first_read(&half[extract64(sp, 55, 1)], sp, stack,
+                            sizeof(stack))) {
         for (unsigned i = 0; i < ARRAY_SIZE(stack); i++) {
             arm_first_virtual(to, half, le64_to_cpu(stack[i]));
         }

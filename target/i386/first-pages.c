@@ -68,17 +68,16 @@ static PageTables x86_page_tables(CPUX86State *env)
 }
 
 /* Call @found for each handler of interrupts and exceptions */
-static void x86_handlers(CPUState *cs, void (*found)(void *opaque, vaddr at),
-                         void *opaque)
+static void x86_handlers(CPUX86State *env, const PageTables *t,
+                         void (*found)(void *opaque, vaddr at), void *opaque)
 {
-    CPUX86State *env = &X86_CPU(cs)->env;
     unsigned size = env->hflags & HF_LMA_MASK ? 16 : 8;
     uint8_t gates[256 * 16] = { };
     size_t length = MIN(MIN((uint64_t)env->idt.limit + 1, 256 * size),
                         sizeof(gates));
 
     if (!(env->cr[0] & CR0_PE_MASK) ||
-        cpu_memory_rw_debug(cs, env->idt.base, gates, length, false)) {
+        !postcopy_first_read(t, env->idt.base, gates, length)) {
         return;
     }
     for (size_t at = 0; at + size <= length; at += size) {
@@ -132,15 +131,16 @@ static void calls_name(Calls *calls, vaddr function, vaddr data)
  * What @function calls and names, by the bytes of its code.  Some of them only
  * look like such an instruction: then a page is sent early that need not be.
  */
-static void calls_read(CPUState *cs, Calls *calls, vaddr function)
+static void calls_read(Calls *calls, vaddr function)
 {
     uint8_t code[FUNCTION_BYTES];
 
-    if (cpu_memory_rw_debug(cs, function, code, sizeof(code), false)) {
+    if (!postcopy_first_read(calls->tables, function, code, sizeof(code))) {
         return;
     }
     for (unsigned i = 1; i + 8 <= sizeof(code); i++) {
-        vaddr near = function + i + 5 + (int32_t)ldl_le_p(code + i + 1);
+        vaddr relative = function + i + 5 +
+                         (int32_t)ldl_le_p(code + i + 1);
 
         /* As wide as a word, what is between two functions */
         if (ldl_le_p(code + i) == 0xcccccccc ||
@@ -149,14 +149,15 @@ static void calls_read(CPUState *cs, Calls *calls, vaddr function)
         }
         if ((code[i] & 0xfe) == 0xe8) {
             /* CALL and JMP */
-            if (in_image(function, near) && near % FUNCTION_ALIGN == 0) {
-                calls_add(calls, near);
+            if (in_image(function, relative) &&
+                relative % FUNCTION_ALIGN == 0) {
+                calls_add(calls, relative);
             }
         } else if ((code[i] & 0xc7) == 5 &&
                    (code[i - 1] == 0x8b || code[i - 1] == 0x89 ||
                     code[i - 1] == 0x8d)) {
             /* MOV and LEA with an address relative to RIP */
-            calls_name(calls, function, near);
+            calls_name(calls, function, relative);
         } else if ((code[i - 1] & 0xc7) == 4 && (code[i] & 0xc7) == 0xc5) {
             /* An array, by an index of eight bytes */
             calls_name(calls, function, (int32_t)ldl_le_p(code + i + 1));
@@ -164,15 +165,35 @@ static void calls_read(CPUState *cs, Calls *calls, vaddr function)
     }
 }
 
+/* A vCPU whose page tables have all of the kernel, if there is one */
+static CPUX86State *x86_kernel_state(void)
+{
+    CPUX86State *found = NULL;
+    CPUState *cs;
+
+    CPU_FOREACH(cs) {
+        CPUX86State *env = &X86_CPU(cs)->env;
+
+        if (env->hflags & HF_LMA_MASK &&
+            !(env->hflags & (HF_GUEST_MASK | HF_SMM_MASK))) {
+            found = env;
+            /* Programs may have page tables of their own, with less */
+            if (!(env->hflags & HF_CPL_MASK)) {
+                break;
+            }
+        }
+    }
+    return found;
+}
+
 /*
- * The code of all handlers of interrupts.  A guest's kernel has it here and
- * there, in some 150 pages, and whichever vCPU serves one first would miss a
- * page for each few calls, with interrupts off.
+ * The code of all handlers of interrupts, and their data.  A guest's kernel has
+ * it here and there, in some 180 pages, and whichever vCPU serves one first
+ * would miss a page for each few calls, with interrupts off.
  */
 static void x86_first_code(PostcopyFirstPages *to)
 {
-    CPUState *cs = first_cpu;
-    CPUX86State *env = &X86_CPU(cs)->env;
+    CPUX86State *env = x86_kernel_state();
     g_autoptr(GHashTable) seen = g_hash_table_new(NULL, NULL);
     g_autoptr(GArray) functions = g_array_new(false, false, sizeof(vaddr));
     PageTables t;
@@ -180,19 +201,18 @@ static void x86_first_code(PostcopyFirstPages *to)
         .seen = seen, .functions = functions, .to = to, .tables = &t
     };
 
-    if (!(env->hflags & HF_LMA_MASK) ||
-        env->hflags & (HF_GUEST_MASK | HF_SMM_MASK)) {
+    if (!env) {
         return;
     }
     t = x86_page_tables(env);
-    x86_handlers(cs, calls_add, &calls);
+    x86_handlers(env, &t, calls_add, &calls);
     for (unsigned depth = 0; depth <= CALLS_DEPTH; depth++) {
         for (guint n = functions->len; calls.read < n; calls.read++) {
             vaddr function = g_array_index(functions, vaddr, calls.read);
 
             postcopy_first_add_virtual(to, &t, function);
             if (depth < CALLS_DEPTH) {
-                calls_read(cs, &calls, function);
+                calls_read(&calls, function);
             }
         }
     }
@@ -256,11 +276,11 @@ void x86_cpu_first_pages(CPUState *cs, PostcopyFirstPages *to)
     postcopy_first_add_virtual(to, &t, env->idt.base + env->idt.limit);
     postcopy_first_add_virtual(to, &t, env->gdt.base);
     postcopy_first_add_virtual(to, &t, env->tr.base);
-    if (!cpu_memory_rw_debug(cs, env->tr.base + 4, rsp0,
-                             env->hflags & HF_LMA_MASK ? 8 : 4, false)) {
+    if (postcopy_first_read(&t, env->tr.base + 4, rsp0,
+                            env->hflags & HF_LMA_MASK ? 8 : 4)) {
         postcopy_first_add_virtual(to, &t, ldq_le_p(rsp0) - 1);
     }
-    x86_handlers(cs, first_add_handler, &(FirstHandler) { to, &t, -1 });
+    x86_handlers(env, &t, first_add_handler, &(FirstHandler) { to, &t, -1 });
 #ifdef TARGET_X86_64
     if (env->hflags & HF_LMA_MASK) {
         uint64_t per_cpu = (env->hflags & HF_CPL_MASK) ? env->kernelgsbase
@@ -279,7 +299,7 @@ void x86_cpu_first_pages(CPUState *cs, PostcopyFirstPages *to)
         postcopy_first_add_virtual(to, &t, env->regs[i]);
     }
     if (env->hflags & HF_LMA_MASK &&
-        !cpu_memory_rw_debug(cs, rsp, stack, sizeof(stack), false)) {
+        postcopy_first_read(&t, rsp, stack, sizeof(stack))) {
         for (unsigned i = 0; i < ARRAY_SIZE(stack); i++) {
             postcopy_first_add_virtual(to, &t, le64_to_cpu(stack[i]));
         }
