@@ -64,6 +64,11 @@
  */
 #define PROBE_FIRST     3
 #define PROBE_LITTLE    2
+/*
+ * A round trip of so many ns is long.  At the begin, each step would leave the
+ * link idle for most of it, to tell a queue of some ms from it
+ */
+#define LONG_NS         (10 * SCALE_MS)
 
 static int64_t window_span_ns(const PostcopyWindow *w)
 {
@@ -240,7 +245,10 @@ bool postcopy_window_pong(PostcopyWindow *w, int64_t now, uint32_t number)
         w->least_ns = now;
     }
     queue_look(w, &w->path, now, w->path.left + bytes);
-    if (w->probing && (int32_t)(w->answered - w->step_end) >= 0) {
+    if (w->probing == PROBE_FIRST && w->delay >= LONG_NS) {
+        w->probing = 0;
+        window_set_limits(w);
+    } else if (w->probing && (int32_t)(w->answered - w->step_end) >= 0) {
         window_end_step(w, now);
     } else if (!w->probing && now - w->least_ns >= window_span_ns(w)) {
         w->probing = PROBE_LITTLE;
