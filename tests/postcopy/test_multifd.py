@@ -88,19 +88,22 @@ def whole_on_source(pair):
 
 
 def test_channel_breaks_before_all_is_read(place):
-    """The source has sent all of it, and cannot know: the destination must not run the guest without that."""
+    """The source has sent all of it, and the destination must not run the guest without that. The guest is not stopped
+    before the destination has told that it has read all."""
     with Pair(place, mem=16, **CHANNELS["one-channel"]) as pair:
         pair.use_multifd(NUMBER)
         wire = pair.wire_of(Holds, pair.listen())
         pair.start(wire.uri, bandwidth=MIB)
         until(lambda: ram(pair)["multifd-bytes"] > MIB, "pages that multifd has sent")
         wire.goes_on.clear()
+        before = ram(pair)["dirty-sync-count"]
         pair.source.cmd("migrate-start-postcopy")
-        pair.source.wait_status("postcopy-active")
+        until(lambda: ram(pair)["dirty-sync-count"] > before, "discards are sent")
         wire.abort(*wire.channels[1])
         wire.goes_on.set()
         until(lambda: not pair.destination.job.running, "the destination ends")
         pair.source.wait_status("failed")
+        assert "STOP" not in [event["event"] for event in pair.source.qmp.get_events(wait=False)]
         whole_on_source(pair)
 
 

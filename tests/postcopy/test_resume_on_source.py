@@ -71,6 +71,8 @@ def test_memory_is_placed_until_the_destination_ends(place):
             return int(pair.lab.run(f"grep -c 'ram_load_loop ' {pair.destination.trace_log}").output)
 
         pair.start()
+        # The destination has nothing to discard before, and to tell so
+        pair.source.cmd("stop")
         pair.destination.qmp.cmd("trace-event-set-state", name="ram_load_loop", enable=True)
         inject = pair.destination.inject
         inject.arm("rp-message")
@@ -85,7 +87,7 @@ def test_memory_is_placed_until_the_destination_ends(place):
         until(lambda: not pair.destination.job.running, "the destination ends")
         assert pair.destination.job.wait().rc == 1
         assert written() == before
-        until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on")
+        until(lambda: pair.source.cmd("query-status")["status"] == "paused", "the guest is as it was")
 
 
 def test_not_once_the_destination_may_run_it(place):
