@@ -59,7 +59,8 @@ def missed_by_vcpus(lab, options, channels):
             "human-monitor-command", command_line="info registers", cpu_index=cpu)]
 
 
-@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("channels", ["fetch", *(pytest.param(channels, marks=pytest.mark.slow)
+                                                for channels in CHANNELS if channels != "fetch")])
 def test_before_the_first_instruction(lab, channels):
     """Its code, stack, tables, the devices' rings and the handlers of interrupts have come by then; without that each
     vCPU misses some, one after the other."""
