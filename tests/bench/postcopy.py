@@ -175,16 +175,15 @@ def uri_of(lab, transport):
 
 
 @contextlib.contextmanager
-def other_migration(network, options, variant, case):
+def other_migration(network, options, case, qemu, **words):
     """One of the same kind by the same link, whose post-copy begins at the same time."""
     if not options.two:
         yield
         return
-    qemu, exits, fetch = VARIANTS[variant]
     with (Host(options.accel, name="other") as place, network.relayed(place),
-          Pair(place, exits=exits, source=qemu, destination=qemu, cpus=case.vcpus, memory_mb=options.memory, seed=2,
-               late_rom=1, traced=False, capabilities=("postcopy-preempt",) * options.preempt, fetch=fetch,
-               wrapper=network.wrapper, **LOADS[case.load]) as pair):
+          Pair(place, source=qemu, destination=qemu, cpus=case.vcpus, memory_mb=options.memory, seed=2, late_rom=1,
+               traced=False, capabilities=("postcopy-preempt",) * options.preempt, wrapper=network.wrapper,
+               **words, **LOADS[case.load]) as pair):
         uri = network.uri + "1"
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=case.background_mib_per_s * MIB)
         pair.destination.cmd("migrate-incoming", uri=uri)
@@ -213,7 +212,8 @@ def migrate(lab, variant, case, options, network=None):
         dst.cmd("migrate-incoming", uri=uri)
         pair.start(uri)
         meter = Meter(pair)
-        with other_migration(network, options, variant, case):
+        with other_migration(network, options, case, qemu, exits=exits, fetch=fetch, source_options=words,
+                             source_wrapper=source_wrapper):
             meter.begin()
             src.cmd("migrate-start-postcopy")
             meter.end()

@@ -51,6 +51,11 @@ def at_s(side, event):
     return event_us(found) / 1e6
 
 
+def switch_s(pair):
+    """When the guest was stopped, and when it went on."""
+    return at_s(pair.source, "STOP"), at_s(pair.destination, "RESUME")
+
+
 def first_answer_s(log):
     """When the first page that was missed has been placed. A trace names pages by block and offset, or by address."""
     missed: set[tuple[str, int]] = set()
@@ -96,7 +101,7 @@ def migrate(place, variant, gib, options, counted):
         dst.wait_event("timing")
         if counted:
             job.kill()
-            stop_s, resume_s = at_s(src, "STOP"), at_s(dst, "RESUME")
+            stop_s, resume_s = switch_s(pair)
             log = place.read_file(strace_log).decode(errors="replace")
             return {"switch_calls_count": switch_calls(log, stop_s, resume_s)}
         for event in (REQUEST, PLACED):
@@ -106,7 +111,7 @@ def migrate(place, variant, gib, options, counted):
         assert report.intact, f"memory is damaged: {report.all('bad')}"
         result = postcopy.latencies(pair, report, boot["tsc_khz"])
         faults = postcopy.demand_faults(pair)
-        stop_s, resume_s = at_s(src, "STOP"), at_s(dst, "RESUME")
+        stop_s, resume_s = switch_s(pair)
         answer_s = first_answer_s(place.read_file(trace_log).decode(errors="replace"))
         return {
             "asked_to_stop_ms": (stop_s - asked_s) * 1e3, "downtime_ms": (resume_s - stop_s) * 1e3,
@@ -130,7 +135,7 @@ def switch(place, variant, mib):
         src.cmd("migrate-start-postcopy")
         src.wait_status("postcopy-active", "completed")
         pair.check_memory()
-        stop_s, resume_s = at_s(src, "STOP"), at_s(dst, "RESUME")
+        stop_s, resume_s = switch_s(pair)
         return {"asked_to_stop_ms": (stop_s - asked_s) * 1e3, "downtime_ms": (resume_s - stop_s) * 1e3}
 
 
