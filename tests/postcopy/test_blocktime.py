@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The capability postcopy-blocktime: how long vCPUs have waited, in milliseconds."""
+"""How long the guest and its vCPUs have waited, in milliseconds: downtime, and the capability postcopy-blocktime."""
 import time
 
 import pytest
 
+from tests.lab.backends import CHANNELS
 from tests.lab.pair import INJECT, Pair, until
 
 CAPABILITIES = ("postcopy-preempt", "postcopy-blocktime")
@@ -23,6 +24,17 @@ def stop_source(pair):
     faults = pair.until_all_wait()
     time.sleep(WAIT_S)
     return faults
+
+
+def test_downtime_below_a_millisecond(place):
+    """It is not all the time until the end, as the source may find it to be 0."""
+    for _ in range(5):
+        with Pair(place, mem=4, cpus=1, traced=False, **CHANNELS["one-channel"]) as pair:
+            pair.postcopy(bandwidth=64 << 10)
+            pair.until_faults()
+            time.sleep(0.5)
+            pair.finish_fast()
+            assert pair.source.cmd("query-migrate")["downtime"] < 500
 
 
 @pytest.mark.slow
