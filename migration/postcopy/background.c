@@ -52,6 +52,13 @@
 /* The background's last so many pages tell what a page takes */
 #define MEAN_PAGES      64
 
+/*
+ * What a slice may take: a requested page that goes by the same channel waits
+ * for all of it
+ */
+#define SLICE_NS        (100 * SCALE_US)
+#define RUNS_SLICE_NS   (250 * SCALE_US)
+
 /* Bandwidth that was not used for so many ns may be used later */
 #define BURST_NS        (2 * SCALE_MS)
 
@@ -138,13 +145,15 @@ void postcopy_background_begin(MigrationState *s)
 
     QEMU_LOCK_GUARD(&b->lock);
     b->active = s->postcopy_window && migrate_postcopy_ram();
-    b->unpaid = 0;
+    b->slice = b->slice_pages = b->in_slice = 0;
     b->page_bytes = qemu_target_page_size();
     postcopy_background_find_links(s, b);
     b->file_bytes = qemu_file_transferred(s->to_dst_file);
     b->next_ns = get_clock();
     postcopy_window_begin(&b->window, b->next_ns,
-                          b->file_bytes - postcopy_background_in_link(b));
+                          b->file_bytes - postcopy_background_in_link(b),
+                          postcopy_fetch_has_runs(s) ? RUNS_SLICE_NS :
+                                                       SLICE_NS);
     /* A PING must not wait until the slice before it has been acknowledged */
     qio_channel_set_delay(ioc, false);
 }
@@ -153,30 +162,23 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages)
 {
     PostcopyBackground *b = &s->postcopy->background;
     uint64_t before = b->file_bytes;
-    uint64_t bytes;
-    int64_t page;
 
     if (!b->active) {
         return false;
     }
-    b->file_bytes = s->postcopy->runs ? s->postcopy->transferred :
-                    qemu_file_transferred(s->to_dst_file);
     /* Those of other channels are on their way, too */
-    bytes = MAX(b->file_bytes, before) - before + pages * PAGE_COST;
-    b->unpaid += bytes;
-    QEMU_LOCK_GUARD(&b->lock);
-    /* No page has more, but those of other channels are in bytes as well */
-    page = MIN(bytes / pages, qemu_target_page_size() + PAGE_COST);
-    b->page_bytes += (page - b->page_bytes) / MEAN_PAGES;
-    return postcopy_window_sent(&b->window, bytes);
+    b->file_bytes = qemu_file_transferred(s->to_dst_file) +
+                    s->postcopy->unflushed;
+    b->in_slice += MAX(b->file_bytes, before) - before + pages * PAGE_COST;
+    b->slice_pages += pages;
+    return b->in_slice >= b->slice;
 }
 
 uint64_t postcopy_background_slice(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
 
-    QEMU_LOCK_GUARD(&b->lock);
-    return b->active ? postcopy_window_slice(&b->window) : UINT64_MAX;
+    return !b->active ? UINT64_MAX : b->slice - MIN(b->slice, b->in_slice);
 }
 
 unsigned postcopy_background_along(MigrationState *s)
@@ -200,22 +202,27 @@ void postcopy_background_ping(MigrationState *s)
     PostcopyBackground *b = &s->postcopy->background;
     uint64_t rate = migrate_max_postcopy_bandwidth();
     uint32_t number, value;
+    int64_t now, page;
     bool ping;
-    int64_t now;
 
-    if (!b->active) {
+    if (!b->active || !b->slice_pages) {
         postcopy_fetch_end_slice(s, NULL);
         return;
     }
     now = get_clock();
     if (rate) {
         b->next_ns = MAX(b->next_ns, now - BURST_NS) +
-            b->unpaid * NANOSECONDS_PER_SECOND / rate;
+            b->in_slice * NANOSECONDS_PER_SECOND / rate;
     }
-    b->unpaid = 0;
+    /* No page has more, but those of other channels are in bytes as well */
+    page = MIN(b->in_slice / b->slice_pages,
+               qemu_target_page_size() + PAGE_COST);
     WITH_QEMU_LOCK_GUARD(&b->lock) {
-        ping = postcopy_window_ping(&b->window, now, &number);
+        b->page_bytes += (page - b->page_bytes) *
+                         MIN(b->slice_pages, MEAN_PAGES) / MEAN_PAGES;
+        ping = postcopy_window_ping(&b->window, now, b->in_slice, &number);
     }
+    b->slice_pages = b->in_slice = 0;
     value = ping ? PING_TAG | (number & ~PING_TAG_MASK) : 0;
     if (!postcopy_fetch_end_slice(s, ping ? &value : NULL) && ping) {
         qemu_savevm_send_ping(s->to_dst_file, value);
@@ -266,13 +273,16 @@ bool postcopy_background_wait(MigrationState *s)
     int64_t end = get_clock() + WAIT_MS * SCALE_MS;
 
     while (b->active && !qemu_file_get_error(s->to_dst_file)) {
+        uint64_t bytes = qemu_file_transferred(s->to_dst_file);
         int64_t now = get_clock(), until;
         bool full, woken;
 
         WITH_QEMU_LOCK_GUARD(&b->lock) {
-            postcopy_window_look(&b->window, now,
-                                 qemu_file_transferred(s->to_dst_file),
-                                 postcopy_background_in_link(b));
+            if (postcopy_window_stale(&b->window, now, bytes)) {
+                postcopy_window_look(&b->window, now, bytes,
+                                     postcopy_background_in_link(b));
+            }
+            b->slice = b->window.slice;
             full = b->answers && postcopy_window_full(&b->window);
             until = !full ? MIN(b->next_ns, end) :
                 b->window.path_full ? end : MIN(now + LINK_US * SCALE_US, end);

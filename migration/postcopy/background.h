@@ -41,12 +41,17 @@ typedef struct PostcopyBackground {
      */
     uint64_t file_bytes;
     /*
+     * Of the migration thread: bytes of this slice, target pages and bytes that
+     * have been sent of it
+     */
+    uint64_t slice;
+    unsigned slice_pages;
+    uint64_t in_slice;
+    /*
      * Of the migration thread: CLOCK_MONOTONIC in ns from which on
-     * max-postcopy-bandwidth lets it send the next slice; and bytes that are
-     * not in it yet
+     * max-postcopy-bandwidth lets it send the next slice
      */
     int64_t next_ns;
-    uint64_t unpaid;
 } PostcopyBackground;
 
 /* With PostcopyOutgoing */
@@ -74,7 +79,7 @@ unsigned postcopy_background_along(MigrationState *s);
  */
 bool postcopy_background_sent(MigrationState *s, unsigned pages);
 
-/* How many bytes complete the slice, or may be in one.  Migration thread. */
+/* How many bytes complete the slice.  Migration thread. */
 uint64_t postcopy_background_slice(MigrationState *s);
 
 /*

@@ -153,10 +153,15 @@ int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
 
 /* The background */
 
-bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb)
+bool postcopy_fetch_has_runs(MigrationState *s)
 {
     /* One that requests share with it would make them wait */
-    return s->postcopy->channels && s->postcopy->channels->len > 1 &&
+    return s->postcopy->channels && s->postcopy->channels->len > 1;
+}
+
+bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb)
+{
+    return postcopy_fetch_has_runs(s) &&
            qemu_ram_pagesize(rb) < POSTCOPY_FETCH_LARGE;
 }
 
@@ -189,7 +194,6 @@ ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                               ram_addr_t end, bool *zero)
 {
     size_t size = qemu_ram_pagesize(rb);
-
     ram_addr_t length = end - start;
 
     if (!buffer_is_zero(rb->host + start, size)) {
@@ -200,15 +204,32 @@ ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
     return start + postcopy_fetch_alike(rb, start, start + length, zero);
 }
 
-int postcopy_fetch_send_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
-                            ram_addr_t end, bool zero)
+void postcopy_fetch_next_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
+                             ram_addr_t end, bool zero)
+{
+    s->postcopy->run = (PostcopyRun) { rb, start, end - start, zero };
+    s->postcopy->runs = true;
+    s->postcopy->unflushed += zero ? 0 : end - start;
+}
+
+/* With the channel's lock */
+static void postcopy_fetch_put_run_locked(PostcopyFetchSource *ch)
+{
+    PostcopyRun *run = &ch->s->postcopy->run;
+
+    if (run->rb) {
+        postcopy_fetch_put_alike(ch, run->rb, run->start, run->length,
+                                 run->zero);
+        run->rb = NULL;
+    }
+}
+
+int postcopy_fetch_put_run(MigrationState *s)
 {
     PostcopyFetchSource *ch = postcopy_fetch_of_turn(s);
 
     QEMU_LOCK_GUARD(&ch->lock);
-    postcopy_fetch_put_alike(ch, rb, start, end - start, zero);
-    s->postcopy->runs = true;
-    s->postcopy->transferred = qemu_file_transferred(ch->out);
+    postcopy_fetch_put_run_locked(ch);
     return qemu_file_get_error(ch->out);
 }
 
@@ -220,8 +241,10 @@ bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping)
         return false;
     }
     s->postcopy->runs = false;
+    s->postcopy->unflushed = 0;
     ch = postcopy_fetch_of_turn(s);
     WITH_QEMU_LOCK_GUARD(&ch->lock) {
+        postcopy_fetch_put_run_locked(ch);
         if (ping) {
             PostcopyFrame frame = {
                 .type = POSTCOPY_FRAME_PING, .length = *ping

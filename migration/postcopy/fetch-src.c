@@ -448,6 +448,8 @@ void postcopy_fetch_close(MigrationState *s)
 {
     g_autoptr(GPtrArray) channels = NULL;
 
+    s->postcopy->run.rb = NULL;
+    s->postcopy->unflushed = 0;
     s->postcopy->runs = false;
     s->postcopy->turn = 0;
     postcopy_fetch_break(s);

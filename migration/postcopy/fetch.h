@@ -89,9 +89,10 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp);
 void postcopy_fetch_go(MigrationState *s);
 
 /*
- * Whether the background of @rb goes by channels.  This function and those
- * below are the migration thread's.
+ * Whether the background goes by channels, and that of @rb.  These functions
+ * and those below are the migration thread's.
  */
+bool postcopy_fetch_has_runs(MigrationState *s);
 bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb);
 
 /*
@@ -103,16 +104,21 @@ ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                               ram_addr_t end, bool *zero);
 
 /*
- * Send such a run, whose pages are claimed; a part may stay in a buffer.
- * Without bitmap_mutex.  Returns 0 or negative errno.
+ * Send such a run, whose pages are claimed, with the next one or at the end of
+ * the slice.
  */
-int postcopy_fetch_send_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
-                            ram_addr_t end, bool zero);
+void postcopy_fetch_next_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
+                             ram_addr_t end, bool zero);
 
 /*
- * Behind a slice: send what is in the buffer, and behind it @ping, which may be
- * NULL.  Returns false if the slice was none of channels.  Without
- * bitmap_mutex.
+ * Put the last run, if there is one, into a buffer.  Without bitmap_mutex.
+ * Returns 0 or negative errno.
+ */
+int postcopy_fetch_put_run(MigrationState *s);
+
+/*
+ * Behind a slice: send its runs, and behind them @ping, which may be NULL.
+ * Returns false if there were none.  Without bitmap_mutex.
  */
 bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping);
 

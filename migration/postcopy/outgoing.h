@@ -13,6 +13,14 @@
 #include "fetch.h"
 #include "first.h"
 
+/* Pages of the background, side by side, that a channel is about to send */
+typedef struct PostcopyRun {
+    RAMBlock *rb;
+    ram_addr_t start;
+    ram_addr_t length;
+    bool zero;
+} PostcopyRun;
+
 /* MigrationState.postcopy */
 struct PostcopyOutgoing {
     /*
@@ -43,12 +51,14 @@ struct PostcopyOutgoing {
     unsigned used;
     /*
      * Of the migration thread: from the last channel on, which one takes the
-     * background's next run; whether that has any since it was flushed; and
-     * qemu_file_transferred() behind the last run
+     * background's next run; its last run, which is not in its buffer
+     * yet, unless rb is NULL; and the bytes of its runs since it was flushed,
+     * and whether there are any runs
      */
     unsigned turn;
+    PostcopyRun run;
+    uint64_t unflushed;
     bool runs;
-    uint64_t transferred;
     PostcopyBackground background;
     PostcopyFirst first;
 };

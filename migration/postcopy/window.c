@@ -21,11 +21,8 @@
 #define QUEUE_LEAST     (64 * KiB)
 #define QUEUE_FIRST     (256 * KiB)
 #define QUEUE_MOST      (256 * MiB)
-/*
- * A slice is a part of what the link may hold, or of a ms: the larger of both
- */
+/* A slice is so much of what the link may hold, or slice_ns: what is larger */
 #define SLICES          8
-#define SLICES_PER_MS   10
 /*
  * A PING follows each ms.  But so many are on their way at least, so that
  * answers come steadily, and what is sent in between acknowledges those of a
@@ -49,6 +46,8 @@
 #define ROUND_NS        (10 * SCALE_MS)
 /* While the link's rate grows; and so many in which a rate has not end that */
 #define SHORT_ROUND_NS  (1 * SCALE_MS)
+/* Rounds are told apart by looks that are so many ns apart, at most */
+#define LOOK_NS         SHORT_ROUND_NS
 #define STALE_ROUNDS    3
 
 /*
@@ -111,7 +110,7 @@ static void window_set_limits(PostcopyWindow *w)
     w->stretch = MAX(w->stretch, w->path.limit / PINGS_MOST);
     w->stretch = MIN(w->stretch, w->path.limit / PINGS_LEAST);
     w->stretch = MAX(w->stretch, SLICE_LEAST);
-    w->slice = postcopy_window_rate(w) / (1000 * SLICES_PER_MS);
+    w->slice = postcopy_window_rate(w) * (w->slice_ns / SCALE_US) / 1000000;
     if (queue_rate(&w->link)) {
         w->slice = MAX(w->slice, w->link.limit / SLICES);
     }
@@ -134,13 +133,16 @@ static void queue_begin(PostcopyQueue *q, int64_t now, int64_t slack)
     queue_begin_round(q, now);
 }
 
-void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left)
+void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left,
+                           int64_t slice_ns)
 {
     w->answered = w->pinged;
     w->path.left = w->sent;
     w->step_end = w->pinged;
     w->link.left = left;
-    w->in_link = w->in_slice = w->unpinged = 0;
+    w->look_ns = now - LOOK_NS;
+    w->in_link = w->unpinged = 0;
+    w->slice_ns = slice_ns;
     w->least_delay = INT64_MAX;
     w->probing = PROBE_FIRST;
     queue_begin(&w->link, now, LINK_SLACK_NS);
@@ -148,21 +150,12 @@ void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left)
     window_set_limits(w);
 }
 
-bool postcopy_window_sent(PostcopyWindow *w, uint64_t bytes)
-{
-    w->unpinged += bytes;
-    w->in_slice += bytes;
-    if (w->in_slice < w->slice) {
-        return false;
-    }
-    w->in_slice = 0;
-    return true;
-}
-
-bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint32_t *number)
+bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint64_t bytes,
+                          uint32_t *number)
 {
     unsigned n = w->pinged % POSTCOPY_WINDOW_PINGS;
 
+    w->unpinged += bytes;
     if (w->unpinged < w->stretch ||
         w->pinged - w->answered == POSTCOPY_WINDOW_PINGS) {
         return false;
@@ -264,6 +257,8 @@ void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
 {
     uint64_t left = bytes - in_link;
 
+    w->look_ns = now;
+    w->look_bytes = bytes;
     w->in_link = in_link;
     /* Other threads count what they send only when it is on its way */
     if ((int64_t)(left - w->link.left) < 0) {
@@ -279,6 +274,12 @@ static bool queue_full(const PostcopyWindow *w, const PostcopyQueue *q,
     return bytes + MIN(w->slice, q->limit / SLICES) > q->limit;
 }
 
+bool postcopy_window_stale(const PostcopyWindow *w, int64_t now, uint64_t bytes)
+{
+    return now - w->look_ns >= LOOK_NS ||
+        queue_full(w, &w->link, w->in_link + bytes - w->look_bytes);
+}
+
 bool postcopy_window_full(PostcopyWindow *w)
 {
     uint64_t away = w->sent - w->path.left;
@@ -288,11 +289,6 @@ bool postcopy_window_full(PostcopyWindow *w)
     w->link.was_full |= link_full;
     w->path.was_full |= link_full || w->path_full;
     return link_full || w->path_full;
-}
-
-uint64_t postcopy_window_slice(const PostcopyWindow *w)
-{
-    return w->slice > w->in_slice ? w->slice - w->in_slice : 0;
 }
 
 uint64_t postcopy_window_rate(const PostcopyWindow *w)

@@ -44,17 +44,19 @@ typedef struct PostcopyWindow {
      */
     PostcopyQueue link;
     PostcopyQueue path;
-    /* Bytes in link when it was looked at */
+    /* When link was looked at: the time, bytes in all, and those in it */
+    int64_t look_ns;
+    uint64_t look_bytes;
     uint64_t in_link;
     /*
      * Bytes that were sent with a PING behind them since the window was made;
      * path.left of them have been answered
      */
     uint64_t sent;
-    /* Bytes: how many are to be sent before the next look, and have been */
+    /* Bytes of a slice, and the ns that it may take */
     uint64_t slice;
-    uint64_t in_slice;
-    /* The same before the next PING */
+    int64_t slice_ns;
+    /* Bytes that are to be sent before the next PING, and have been */
     uint64_t stretch;
     uint64_t unpinged;
     /*
@@ -87,23 +89,31 @@ typedef struct PostcopyWindow {
 
 /*
  * At @now, nothing is on its way that will be answered, and @left bytes have
- * been acknowledged by the peer of the socket: see postcopy_window_look()
+ * been acknowledged by the peer of the socket: see postcopy_window_look().
+ * A slice may take @slice_ns.
  */
-void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left);
-
-/* @bytes were sent.  Returns whether this completes a slice. */
-bool postcopy_window_sent(PostcopyWindow *w, uint64_t bytes);
+void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left,
+                           int64_t slice_ns);
 
 /*
- * Returns whether a PING is to be sent at @now, with the number in @number:
- * unless there was one lately, or too many have not been answered.
+ * At @now, @bytes have been sent, a slice or less.  Returns whether a PING is
+ * to be sent, with the number in @number: unless there was one lately, or too
+ * many have not been answered.
  */
-bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint32_t *number);
+bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint64_t bytes,
+                          uint32_t *number);
 
 /*
  * PING @number was answered at @now.  Returns false if that one is not awaited.
  */
 bool postcopy_window_pong(PostcopyWindow *w, int64_t now, uint32_t number);
+
+/*
+ * Whether postcopy_window_full() needs a new look at the link at @now: by the
+ * last one, @bytes in all may fill it, or that one was 1 ms ago.
+ */
+bool postcopy_window_stale(const PostcopyWindow *w, int64_t now,
+                           uint64_t bytes);
 
 /*
  * At @now, the source's kernel has been given @bytes in all, of which the peer
@@ -117,9 +127,6 @@ void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
  * the link
  */
 bool postcopy_window_full(PostcopyWindow *w);
-
-/* Bytes that complete the slice */
-uint64_t postcopy_window_slice(const PostcopyWindow *w);
 
 /* What leaves the slower queue, in bytes per second; 0: not known */
 uint64_t postcopy_window_rate(const PostcopyWindow *w);

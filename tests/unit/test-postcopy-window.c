@@ -60,7 +60,7 @@ static Source *source_new(const Link *link)
 
     s->link = link;
     s->rand = g_rand_new_with_seed(1);
-    postcopy_window_begin(&s->window, 0, 0);
+    postcopy_window_begin(&s->window, 0, 0, 100 * SCALE_US);
     return s;
 }
 
@@ -75,13 +75,10 @@ static void send_slice(Source *s)
 {
     const Link *link = s->link;
     int64_t start = MAX(s->now + link->others, s->left);
-    uint64_t bytes = PAGE;
+    uint64_t bytes = ROUND_UP(s->window.slice, PAGE);
     uint32_t number;
     int64_t phase, placed;
 
-    while (!postcopy_window_sent(&s->window, PAGE)) {
-        bytes += PAGE;
-    }
     s->bytes += bytes;
     s->waits += start - s->now;
     s->slices++;
@@ -97,7 +94,7 @@ static void send_slice(Source *s)
     if (link->late) {
         placed += g_rand_int_range(s->rand, 0, link->late);
     }
-    if (postcopy_window_ping(&s->window, s->now, &number)) {
+    if (postcopy_window_ping(&s->window, s->now, bytes, &number)) {
         s->answers[number % POSTCOPY_WINDOW_PINGS] = placed + link->delay;
     }
 }
@@ -108,8 +105,10 @@ static void look(Source *s)
            s->acks[s->next_ack % SLICES].ns <= s->now) {
         s->acked = s->acks[s->next_ack++ % SLICES].total;
     }
-    postcopy_window_look(&s->window, s->now, s->total,
-                         s->link->proxy ? 0 : s->total - s->acked);
+    if (postcopy_window_stale(&s->window, s->now, s->total)) {
+        postcopy_window_look(&s->window, s->now, s->total,
+                             s->link->proxy ? 0 : s->total - s->acked);
+    }
 }
 
 /* Returns the share of the link that was used */
@@ -234,17 +233,15 @@ static void test_answers(void)
     PostcopyWindow w = { 0 };
     uint32_t first, second;
 
-    postcopy_window_begin(&w, 0, 0);
+    postcopy_window_begin(&w, 0, 0, SCALE_MS);
     g_assert_false(postcopy_window_pong(&w, 1, 0));
-    g_assert_true(postcopy_window_sent(&w, MiB));
-    g_assert_true(postcopy_window_ping(&w, 1, &first));
+    g_assert_true(postcopy_window_ping(&w, 1, MiB, &first));
     g_assert_true(postcopy_window_full(&w));
 
-    postcopy_window_begin(&w, 2, 0);
+    postcopy_window_begin(&w, 2, 0, SCALE_MS);
     g_assert_false(postcopy_window_full(&w));
     g_assert_false(postcopy_window_pong(&w, 3, first));
-    g_assert_true(postcopy_window_sent(&w, MiB));
-    g_assert_true(postcopy_window_ping(&w, 3, &second));
+    g_assert_true(postcopy_window_ping(&w, 3, MiB, &second));
     g_assert_false(postcopy_window_pong(&w, 4, first));
     g_assert_false(postcopy_window_pong(&w, 4, second + 1));
     g_assert_true(postcopy_window_full(&w));
@@ -259,10 +256,9 @@ static void test_any_order(void)
     PostcopyWindow w = { 0 };
     uint32_t n[3];
 
-    postcopy_window_begin(&w, 0, 0);
+    postcopy_window_begin(&w, 0, 0, SCALE_MS);
     for (unsigned i = 0; i < ARRAY_SIZE(n); i++) {
-        postcopy_window_sent(&w, MiB);
-        g_assert_true(postcopy_window_ping(&w, i, &n[i]));
+        g_assert_true(postcopy_window_ping(&w, i, MiB, &n[i]));
     }
     g_assert_true(postcopy_window_pong(&w, 10, n[1]));
     g_assert_false(postcopy_window_pong(&w, 11, n[1]));
@@ -280,22 +276,19 @@ static void test_many_pings(void)
     PostcopyWindow w = { 0 };
     uint32_t number;
 
-    postcopy_window_begin(&w, 0, 0);
+    postcopy_window_begin(&w, 0, 0, SCALE_MS);
     for (unsigned i = 0; i < POSTCOPY_WINDOW_PINGS; i++) {
-        postcopy_window_sent(&w, MiB);
-        g_assert_true(postcopy_window_ping(&w, i, &number));
+        g_assert_true(postcopy_window_ping(&w, i, MiB, &number));
     }
-    postcopy_window_sent(&w, MiB);
-    g_assert_false(postcopy_window_ping(&w, 100, &number));
+    g_assert_false(postcopy_window_ping(&w, 100, MiB, &number));
     for (unsigned i = 0; i < POSTCOPY_WINDOW_PINGS; i++) {
         g_assert_true(postcopy_window_pong(&w, 200, i));
     }
     g_assert_cmpuint(w.path.left, ==, POSTCOPY_WINDOW_PINGS * MiB);
-    g_assert_true(postcopy_window_ping(&w, 300, &number));
+    g_assert_true(postcopy_window_ping(&w, 300, 0, &number));
     g_assert_cmpuint(w.sent - w.path.left, ==, MiB);
     /* Nor is one sent for each page */
-    postcopy_window_sent(&w, PAGE);
-    g_assert_false(postcopy_window_ping(&w, 400, &number));
+    g_assert_false(postcopy_window_ping(&w, 400, PAGE, &number));
 }
 
 int main(int argc, char **argv)
