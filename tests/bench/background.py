@@ -24,7 +24,8 @@ from tests.lab.paths import ROOT
 
 COUNTED_MIB = 512
 PAGE = 4096
-Case = namedtuple("Case", "transport zeros_percent")
+Case = namedtuple("Case", "transport memory")
+KINDS = ("pages", "zeros", "hugetlb")
 
 
 class Calls:
@@ -60,7 +61,8 @@ def migrate(place, variant, case, memory_mib, counted=False):
     encrypted = case.transport == "tls"
     # The guest's own "zero" are pages that stay zeros until it has moved
     with Pair(place, exits=exits, source=qemu, destination=qemu, memory_mb=memory_mib, cpus=1,
-              pattern="disjoint", zero=case.zeros_percent, seed=1, capabilities=("events",), traced=False, fetch=fetch,
+              pattern="disjoint", zero=100 if case.memory == "zeros" else 0, seed=1, capabilities=("events",),
+              backend="hugetlb" if case.memory == "hugetlb" else "anonymous", traced=False, fetch=fetch,
               tls=tls.directory(place) if encrypted else None, source_options=options[0],
               destination_options=options[1]) as pair:
         src, dst = pair.sides
@@ -124,7 +126,7 @@ def ratio(of, first, key):
 def show(measured):
     for case, of in measured.items():
         first, *_ = of.values()
-        print(f"{case.transport}, {case.zeros_percent} % zeros\n")
+        print(f"{case.transport}, {case.memory}\n")
         print("\n".join(aligned([("", *(label for label, *_ in COLUMNS)), *(
             (variant, *(cell(runs, key, unit) if unit else ratio(runs, first, key) for _, key, unit in COLUMNS))
             for variant, runs in of.items())])) + "\n")
@@ -134,13 +136,13 @@ def run(options):
     if not shutil.which("perf"):
         subprocess.run([ROOT / "scripts/deps", "bench"], check=True)
     about = bench.about()
-    place = Host("tcg")
+    place = Host("tcg", hugepages=options.memory + 8 if "hugetlb" in options.kinds else 0)
     if options.peer:
         postcopy.VARIANTS[f"QEMU {other_qemu.version()}"] = (PEER, None, 0)
     postcopy.VARIANTS.update({f"{n} channels": (FORK, "off", n) for n in options.fetch})
     names = [name for name in postcopy.VARIANTS if name != "exits on"
              and (not options.variants or name in options.variants)]
-    cases = [Case(transport, zeros) for transport in options.transport for zeros in [0, 100][:1 + options.zeros]]
+    cases = [Case(transport, memory) for transport in options.transport for memory in options.kinds]
     measured: dict[Case, dict[str, list[Figures]]] = {case: {name: [] for name in names} for case in cases}
     with place as machine:
         if options.peer:
@@ -169,7 +171,7 @@ def main():
     parser.add_argument("--rounds", type=int, help="(5)")
     parser.add_argument("--memory", type=int, default=1024, metavar="MIB", help="of the guest (1024)")
     parser.add_argument("--transport", nargs="+", choices=(*postcopy.URIS, "tls"), help="(all)")
-    parser.add_argument("--zeros", action="store_true", help="also a guest of zeros")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:1], help="of memory (pages)")
     parser.add_argument("--fetch", nargs="+", type=int, default=[0, 1, 4, 8], metavar="N", help="channels (0 1 4 8)")
     parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these")
