@@ -16,9 +16,12 @@
 #include "qemu/rcu.h"
 #include "exec/address-spaces.h"
 #include "exec/memory.h"
+#include "hw/arm/bsa.h"
+#include "hw/arm/fdt.h"
 #include "hw/core/cpu.h"
 #include "migration/postcopy-async-ops.h"
 #include "migration/vmstate.h"
+#include "system/device_tree.h"
 #include "system/kvm.h"
 #include "cpu.h"
 #include "kvm_arm.h"
@@ -31,13 +34,11 @@
 #define FN_NUMBER       0x10
 
 typedef enum Function {
-    FN_VERSION,
     FN_ENABLE,
     FN_DISABLE,
     FN_TAKEN,
 } Function;
 
-#define VERSION         (1 << 16)       /* 1.0 */
 /* Of the hypervisor, bound to a PE, by its own choice */
 #define MISSING_EVENT   0x40400001
 /* A PPI that neither Arm's BSA nor our machines use */
@@ -244,7 +245,7 @@ bool kvm_arm_async_pf_exit(ARMCPU *cpu, const struct kvm_run *run)
 {
     CPUState *cs = CPU(cpu);
     uint64_t function = run->hypercall.nr - FN_BASE;
-    uint64_t x[3] = { NOT_SUPPORTED };
+    uint64_t x[2] = { NOT_SUPPORTED };
     int ret;
 
     if (function >= FN_NUMBER) {
@@ -253,12 +254,6 @@ bool kvm_arm_async_pf_exit(ARMCPU *cpu, const struct kvm_run *run)
     ret = kvm_get_one_reg(cs, CORE_REG(regs.regs[1]), &x[1]);
     trace_kvm_arm_async_pf_call(cs->cpu_index, function, x[1]);
     switch (function) {
-    case FN_VERSION:
-        x[0] = VERSION;
-        x[1] = MISSING_EVENT;
-        x[2] = READY_INTID;
-        ret |= kvm_set_one_reg(cs, CORE_REG(regs.regs[2]), &x[2]);
-        break;
     case FN_ENABLE:
         x[0] = async_pf_enable(cpu, x[1]);
         break;
@@ -329,6 +324,22 @@ int kvm_arm_async_pf_init_vcpu(ARMCPU *cpu)
     }
     kvm_arm_sdei_add_event(&(SdeiEvent) { .number = MISSING_EVENT });
     return 0;
+}
+
+void kvm_arm_async_pf_describe(void *fdt)
+{
+    const char *node = "/firmware/async-pf";
+
+    if (!first_cpu || !ARM_CPU(first_cpu)->kvm_async_pf) {
+        return;
+    }
+    qemu_fdt_add_subnode(fdt, node);
+    qemu_fdt_setprop_string(fdt, node, "compatible", "qemu,x-kvm-async-pf");
+    qemu_fdt_setprop_cell(fdt, node, "function-id", FN_BASE);
+    qemu_fdt_setprop_cell(fdt, node, "sdei-event", MISSING_EVENT);
+    qemu_fdt_setprop_cells(fdt, node, "interrupts", GIC_FDT_IRQ_TYPE_PPI,
+                           INTID_TO_PPI(READY_INTID),
+                           GIC_FDT_IRQ_FLAGS_LEVEL_HI);
 }
 
 void kvm_arm_async_pf_reset_vcpu(ARMCPU *cpu)

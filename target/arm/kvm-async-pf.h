@@ -24,6 +24,8 @@ typedef struct KVMArmAsyncPF {
     bool suspended;
 } KVMArmAsyncPF;
 
+#ifdef CONFIG_KVM
+
 extern const VMStateDescription vmstate_kvm_arm_async_pf;
 
 /* Called once when KVM is set up */
@@ -33,6 +35,9 @@ void kvm_arm_async_pf_add_properties(ARMCPU *cpu);
 
 /* After kvm_arm_sdei_init_vcpu().  Returns -errno, and has said why. */
 int kvm_arm_async_pf_init_vcpu(ARMCPU *cpu);
+
+/* Guests that have it find it at /firmware/async-pf, of which this is made */
+void kvm_arm_async_pf_describe(void *fdt);
 
 void kvm_arm_async_pf_reset_vcpu(ARMCPU *cpu);
 
@@ -48,5 +53,13 @@ bool kvm_arm_async_pf_exit(ARMCPU *cpu, const struct kvm_run *run);
 
 /* The guest has called a function of SDEI, which may have unregistered ours */
 void kvm_arm_async_pf_sdei_called(ARMCPU *cpu, const struct kvm_run *run);
+
+#else
+
+static inline void kvm_arm_async_pf_describe(void *fdt)
+{
+}
+
+#endif
 
 #endif

@@ -31,12 +31,10 @@
 
 /* Calls of async page faults, and what they return */
 #define APF(n)              (0xc6005100 + (n))
-#define APF_VERSION         APF(0)
-#define APF_ENABLE          APF(1)
-#define APF_DISABLE         APF(2)
-#define APF_TAKEN           APF(3)
+#define APF_ENABLE          APF(0)
+#define APF_DISABLE         APF(1)
+#define APF_TAKEN           APF(2)
 #define APF_EVENT           0x40400001
-#define APF_INTID           18
 #define APF_NOT_REQUIRED    (-2)
 #define APF_INVALID         (-3)
 
@@ -300,20 +298,11 @@ static void async_page_faults(void)
 {
     static uint8_t block[64] __attribute__((aligned(64)));
     uint64_t where = (uintptr_t)block;
-    register uint64_t x0 asm("x0") = APF_VERSION;
-    register uint64_t x1 asm("x1") = 0;
-    register uint64_t x2 asm("x2") = 0;
 
-    asm volatile("hvc #0" : "+r"(x0), "+r"(x1), "+r"(x2) : : "memory", "x3");
-    async_pf = x0 != (uint64_t)NOT_SUPPORTED;
+    async_pf = sdei(APF_DISABLE) != NOT_SUPPORTED;
     if (!async_pf) {
         return;
     }
-    uint64_t version = x0, event = x1, intid = x2;
-
-    check(version, 0x10000);
-    check(event, APF_EVENT);
-    check(intid, APF_INTID);
     check(sdei(GET_INFO, APF_EVENT, TYPE), 0);
     check(sdei(GET_INFO, APF_EVENT, SIGNALED), 1);
     check(sdei(GET_INFO, APF_EVENT, PRIORITY), 0);
