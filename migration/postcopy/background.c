@@ -53,11 +53,11 @@
 #define MEAN_PAGES      64
 
 /*
- * What a slice may take: a requested page that goes by the same channel waits
- * for all of it
+ * What a slice may take: requests are looked for behind each.  With fetch
+ * channels they have others than the background
  */
 #define SLICE_NS        (100 * SCALE_US)
-#define RUNS_SLICE_NS   (250 * SCALE_US)
+#define FETCH_SLICE_NS  (250 * SCALE_US)
 
 /* Bandwidth that was not used for so many ns may be used later */
 #define BURST_NS        (2 * SCALE_MS)
@@ -145,15 +145,16 @@ void postcopy_background_begin(MigrationState *s)
 
     QEMU_LOCK_GUARD(&b->lock);
     b->active = s->postcopy_window && migrate_postcopy_ram();
-    b->slice = b->slice_pages = b->in_slice = 0;
+    b->slice_pages = b->in_slice = 0;
     b->page_bytes = qemu_target_page_size();
     postcopy_background_find_links(s, b);
     b->file_bytes = qemu_file_transferred(s->to_dst_file);
     b->next_ns = get_clock();
     postcopy_window_begin(&b->window, b->next_ns,
                           b->file_bytes - postcopy_background_in_link(b),
-                          postcopy_fetch_has_runs(s) ? RUNS_SLICE_NS :
-                                                       SLICE_NS);
+                          postcopy_fetch_has_any_background(s) ?
+                          FETCH_SLICE_NS : SLICE_NS);
+    b->slice = b->window.slice;
     /* A PING must not wait until the slice before it has been acknowledged */
     qio_channel_set_delay(ioc, false);
 }
@@ -167,8 +168,8 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages)
         return false;
     }
     /* Those of other channels are on their way, too */
-    b->file_bytes = qemu_file_transferred(s->to_dst_file) +
-                    s->postcopy->unflushed;
+    b->file_bytes = s->postcopy->runs ? s->postcopy->transferred :
+                    qemu_file_transferred(s->to_dst_file);
     b->in_slice += MAX(b->file_bytes, before) - before + pages * PAGE_COST;
     b->slice_pages += pages;
     return b->in_slice >= b->slice;

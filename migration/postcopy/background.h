@@ -37,7 +37,7 @@ typedef struct PostcopyBackground {
     unsigned links;
     /*
      * Of the migration thread: qemu_file_transferred() behind the last page,
-     * which counts all connections
+     * which counts all connections, and runs that wait for the end of the slice
      */
     uint64_t file_bytes;
     /*
@@ -83,8 +83,8 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages);
 uint64_t postcopy_background_slice(MigrationState *s);
 
 /*
- * Behind a section: send what is in the buffer of a fetch channel, and a PING
- * if it is time for one.  Migration thread.
+ * Behind a section: send the runs of a fetch channel, and a PING if it is time
+ * for one.  Migration thread.
  */
 void postcopy_background_ping(MigrationState *s);
 

@@ -504,8 +504,27 @@ void postcopy_fault_start(MigrationIncomingState *mis)
     postcopy_watch_start(mis);
 }
 
+/*
+ * Pages that have not come are zeros from here on.  It may be right: a source
+ * does not send what the guest has told it to be free, or what is not plugged.
+ */
+static int trace_not_received(RAMBlock *rb, void *opaque)
+{
+    long pages = rb->postcopy_length >> qemu_target_page_bits();
+    long missing = rb->receivedmap ?
+        pages - bitmap_count_one(rb->receivedmap, pages) : 0;
+
+    if (missing && !memory_region_has_ram_discard_manager(rb->mr)) {
+        trace_postcopy_not_received(rb->idstr, missing);
+    }
+    return 0;
+}
+
 void postcopy_fault_stop(MigrationIncomingState *mis)
 {
+    if (trace_event_get_state_backends(TRACE_POSTCOPY_NOT_RECEIVED)) {
+        foreach_not_ignored_block(trace_not_received, NULL);
+    }
     postcopy_requests_stop(mis->postcopy->requests);
     kvm_exit_on_missing_forget();
 }

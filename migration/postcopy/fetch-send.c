@@ -153,7 +153,7 @@ int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
 
 /* The background */
 
-bool postcopy_fetch_has_runs(MigrationState *s)
+bool postcopy_fetch_has_any_background(MigrationState *s)
 {
     /* One that requests share with it would make them wait */
     return s->postcopy->channels && s->postcopy->channels->len > 1;
@@ -161,7 +161,7 @@ bool postcopy_fetch_has_runs(MigrationState *s)
 
 bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb)
 {
-    return postcopy_fetch_has_runs(s) &&
+    return postcopy_fetch_has_any_background(s) &&
            qemu_ram_pagesize(rb) < POSTCOPY_FETCH_LARGE;
 }
 
@@ -204,12 +204,15 @@ ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
     return start + postcopy_fetch_alike(rb, start, start + length, zero);
 }
 
-void postcopy_fetch_next_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
+void postcopy_fetch_hold_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                              ram_addr_t end, bool zero)
 {
+    if (!s->postcopy->runs) {
+        s->postcopy->runs = true;
+        s->postcopy->transferred = qemu_file_transferred(s->to_dst_file);
+    }
     s->postcopy->run = (PostcopyRun) { rb, start, end - start, zero };
-    s->postcopy->runs = true;
-    s->postcopy->unflushed += zero ? 0 : end - start;
+    s->postcopy->transferred += zero ? 0 : end - start;
 }
 
 /* With the channel's lock */
@@ -230,6 +233,7 @@ int postcopy_fetch_put_run(MigrationState *s)
 
     QEMU_LOCK_GUARD(&ch->lock);
     postcopy_fetch_put_run_locked(ch);
+    s->postcopy->transferred = qemu_file_transferred(ch->out);
     return qemu_file_get_error(ch->out);
 }
 
@@ -241,7 +245,6 @@ bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping)
         return false;
     }
     s->postcopy->runs = false;
-    s->postcopy->unflushed = 0;
     ch = postcopy_fetch_of_turn(s);
     WITH_QEMU_LOCK_GUARD(&ch->lock) {
         postcopy_fetch_put_run_locked(ch);
@@ -252,7 +255,9 @@ bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping)
 
             postcopy_frame_put(ch->out, &frame, &ch->last);
         }
-        postcopy_fetch_flush(ch);
+        if (postcopy_fetch_flush(ch)) {
+            qemu_file_set_error(s->to_dst_file, qemu_file_get_error(ch->out));
+        }
     }
     if (ping) {
         postcopy_fetch_next_turn(s);

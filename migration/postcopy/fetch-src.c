@@ -375,6 +375,7 @@ void postcopy_fetch_send_end(MigrationState *s)
     if (!s->postcopy->channels) {
         return;
     }
+    postcopy_fetch_end_slice(s, NULL);
     for (guint i = 0; i < s->postcopy->channels->len; i++) {
         PostcopyFetchSource *ch = g_ptr_array_index(s->postcopy->channels, i);
         PostcopyFrame end = { .type = POSTCOPY_FRAME_END };
@@ -449,7 +450,6 @@ void postcopy_fetch_close(MigrationState *s)
     g_autoptr(GPtrArray) channels = NULL;
 
     s->postcopy->run.rb = NULL;
-    s->postcopy->unflushed = 0;
     s->postcopy->runs = false;
     s->postcopy->turn = 0;
     postcopy_fetch_break(s);

@@ -92,7 +92,7 @@ void postcopy_fetch_go(MigrationState *s);
  * Whether the background goes by channels, and that of @rb.  These functions
  * and those below are the migration thread's.
  */
-bool postcopy_fetch_has_runs(MigrationState *s);
+bool postcopy_fetch_has_any_background(MigrationState *s);
 bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb);
 
 /*
@@ -104,15 +104,15 @@ ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                               ram_addr_t end, bool *zero);
 
 /*
- * Send such a run, whose pages are claimed, with the next one or at the end of
- * the slice.
+ * Send such a run, whose pages are claimed, at the end of the slice.  The one
+ * before was given to postcopy_fetch_put_run().
  */
-void postcopy_fetch_next_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
+void postcopy_fetch_hold_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                              ram_addr_t end, bool zero);
 
 /*
- * Put the last run, if there is one, into a buffer.  Without bitmap_mutex.
- * Returns 0 or negative errno.
+ * Put the last run, if there is one, into a buffer, so that the next one can be
+ * held.  Without bitmap_mutex.  Returns 0 or negative errno.
  */
 int postcopy_fetch_put_run(MigrationState *s);
 

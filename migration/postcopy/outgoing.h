@@ -51,14 +51,14 @@ struct PostcopyOutgoing {
     unsigned used;
     /*
      * Of the migration thread: from the last channel on, which one takes the
-     * background's next run; its last run, which is not in its buffer
-     * yet, unless rb is NULL; and the bytes of its runs since it was flushed,
-     * and whether there are any runs
+     * background's next run; the last run, which is not in that
+     * one's buffer yet, unless rb is NULL; whether any run waits for the end of
+     * the slice; and qemu_file_transferred() behind the last run, if so
      */
     unsigned turn;
     PostcopyRun run;
-    uint64_t unflushed;
     bool runs;
+    uint64_t transferred;
     PostcopyBackground background;
     PostcopyFirst first;
 };

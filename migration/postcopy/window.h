@@ -96,7 +96,7 @@ void postcopy_window_begin(PostcopyWindow *w, int64_t now, uint64_t left,
                            int64_t slice_ns);
 
 /*
- * At @now, @bytes have been sent, a slice or less.  Returns whether a PING is
+ * At @now, @bytes more have been sent.  Returns whether a PING is
  * to be sent, with the number in @number: unless there was one lately, or too
  * many have not been answered.
  */

@@ -55,7 +55,8 @@ TRACE = ("kvm_set_user_memory", "kvm_exit_on_missing", "kvm_exit_on_missing_enab
          "postcopy_discard_send_finish", "postcopy_start",
          "migration_rate_limit_post", "postcopy_mirror", "postcopy_mirror_memory", "postcopy_no_mirror",
          "postcopy_preempt_hit",
-         "postcopy_receive_twice", "qemu_loadvm_state_section", "loadvm_handle_cmd_packaged_received",
+         "postcopy_receive_twice", "postcopy_not_received", "qemu_loadvm_state_section",
+         "loadvm_handle_cmd_packaged_received",
          "postcopy_async_off", "postcopy_async_announced", "postcopy_async_data",
          "postcopy_async_drained", "kvm_async_pf_send", "kvm_async_pf_enable", "kvm_async_pf_withdraw",
          "kvm_arm_async_pf_taken", "kvm_arm_async_pf_call",
@@ -641,6 +642,8 @@ class BasePair(ABC, Generic[AnySide]):
         self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
         self.start(uri)
         self.source.cmd("migrate-start-postcopy")
+        # As by default: the last pages go another way
+        self.source.cmd("migrate-set-parameters", downtime_limit=300)
         # Where somebody lies it may have paused already.
         self.source.wait_status("postcopy-active", "postcopy-paused", "completed")
 
@@ -656,6 +659,8 @@ class BasePair(ABC, Generic[AnySide]):
         """Wait for the end of the migration, and for the guest's check of its memory."""
         self.wait_completed()
         self.check_memory()
+        lost = [text for name, text in self.destination.trace() if name == "postcopy_not_received"]
+        assert not lost, f"pages that no side has any more: {lost}"
 
     def finish_fast(self) -> None:
         self.fast()

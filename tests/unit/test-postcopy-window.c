@@ -291,6 +291,21 @@ static void test_many_pings(void)
     g_assert_false(postcopy_window_ping(&w, 400, PAGE, &number));
 }
 
+/* The link is looked at anew when it may be full by now, and each ms */
+static void test_stale(void)
+{
+    PostcopyWindow w = { 0 };
+
+    postcopy_window_begin(&w, 0, 0, 100 * SCALE_US);
+    g_assert_true(postcopy_window_stale(&w, 0, 0));
+    postcopy_window_look(&w, 0, MiB, 0);
+    g_assert_false(postcopy_window_stale(&w, 1, MiB + PAGE));
+    g_assert_true(postcopy_window_stale(&w, 1, MiB + w.link.limit));
+    g_assert_true(postcopy_window_stale(&w, SCALE_MS, MiB + PAGE));
+    postcopy_window_look(&w, 1, MiB, w.link.limit);
+    g_assert_true(postcopy_window_stale(&w, 1, MiB));
+}
+
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -301,5 +316,6 @@ int main(int argc, char **argv)
     g_test_add_func("/postcopy-window/answers", test_answers);
     g_test_add_func("/postcopy-window/any-order", test_any_order);
     g_test_add_func("/postcopy-window/many-pings", test_many_pings);
+    g_test_add_func("/postcopy-window/stale", test_stale);
     return g_test_run();
 }
