@@ -33,40 +33,6 @@ static bool postcopy_receive_in_runs(const PostcopyPage *page)
            !postcopy_mirror(page->rb, page->start);
 }
 
-int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
-                           RAMBlock *rb)
-{
-    PostcopyPage page = postcopy_page(rb, tmp->host_addr - (void *)rb->host);
-    void *mirror = postcopy_mirror(rb, page.start);
-    PostcopyClaim claim;
-    int ret;
-
-    tmp->buffer = tmp->tmp_huge_page;
-    if (postcopy_receive_in_runs(&page)) {
-        return 0;
-    }
-    postcopy_request_claim(mis->postcopy->requests, &page, 1, false, &claim);
-    tmp->drop = claim.drop;
-    tmp->wake = claim.uffd;
-    tmp->writable = claim.vcpu;
-    if (tmp->drop) {
-        /* The guest uses the page, or the other channel fills it: hands off */
-        trace_postcopy_receive_twice(rb->idstr, page.start);
-        return 0;
-    }
-    if (!mirror) {
-        return 0;
-    }
-    tmp->buffer = mirror;
-    ret = postcopy_mirror_populate(mirror, page.size);
-    if (ret) {
-        error_report("postcopy: no memory for the page at offset 0x"
-                     RAM_ADDR_FMT " of %s: %s", page.start, rb->idstr,
-                     strerror(-ret));
-    }
-    return ret;
-}
-
 /*
  * @from: as for postcopy_place()
  * @writable: the kernel maps its zero page read-only, which a vCPU that waits
@@ -178,6 +144,45 @@ static int postcopy_receive_run(MigrationIncomingState *mis,
     }
     tmp->run_pages++;
     return last ? postcopy_receive_place_run(mis, tmp) : 0;
+}
+
+int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
+                           RAMBlock *rb)
+{
+    PostcopyPage page = postcopy_page(rb, tmp->host_addr - (void *)rb->host);
+    void *mirror = postcopy_mirror(rb, page.start);
+    PostcopyClaim claim;
+    int ret;
+
+    tmp->buffer = tmp->tmp_huge_page;
+    if (postcopy_receive_in_runs(&page)) {
+        return 0;
+    }
+    /* No page of its run is known to follow; a vCPU may wait for those */
+    ret = postcopy_receive_place_run(mis, tmp);
+    if (ret) {
+        return ret;
+    }
+    postcopy_request_claim(mis->postcopy->requests, &page, 1, false, &claim);
+    tmp->drop = claim.drop;
+    tmp->wake = claim.uffd;
+    tmp->writable = claim.vcpu;
+    if (tmp->drop) {
+        /* The guest uses the page, or the other channel fills it: hands off */
+        trace_postcopy_receive_twice(rb->idstr, page.start);
+        return 0;
+    }
+    if (!mirror) {
+        return 0;
+    }
+    tmp->buffer = mirror;
+    ret = postcopy_mirror_populate(mirror, page.size);
+    if (ret) {
+        error_report("postcopy: no memory for the page at offset 0x"
+                     RAM_ADDR_FMT " of %s: %s", page.start, rb->idstr,
+                     strerror(-ret));
+    }
+    return ret;
 }
 
 int postcopy_receive_run_end(MigrationIncomingState *mis, unsigned channel)

@@ -10,12 +10,14 @@ from tests.lab import fetch_proxy
 from tests.lab.backends import CHANNELS
 from tests.lab.fetch_proxy import FetchWire
 from tests.lab.linux_pair import LinuxPair
-from tests.lab.pair import MIB, NO_WINDOW, STOCK, Pair
-from tests.lab.proxy import MAIN, PAGE_SIZE, Lie, pack
+from tests.lab.pair import MIB, NO_WINDOW, STOCK, Pair, until
+from tests.lab.proxy import MAIN, PAGE_SIZE, Lie, Page, pack
 from tests.lab.text import search
 
 # Of the wire, which takes more from the source than this: what lies before it is a queue.
 RATE = 16 * MIB
+HUGE = 2 * MIB
+PC_ROM = 0xc0000    # where its RAMBlock is
 
 
 def migrated(place, **options):
@@ -88,6 +90,39 @@ class Order(Lie):
         # What the source sends next is on its way before the guest can request it
         time.sleep(1)
         return pack(package)
+
+
+class SmallFirst(Lie):
+    """Sends a small page right before the first huge one, at once, so that a buffer has more than the small one."""
+
+    def __init__(self, small):
+        super().__init__()
+        self.held = small.pack()
+        self.sent = False
+
+    def __call__(self, n, page, send):
+        if self.sent:
+            send(page.pack())
+            return
+        self.held += page.pack()
+        if page.address % HUGE == HUGE - PAGE_SIZE:
+            self.sent = True
+            send(self.held)
+
+
+def test_small_page_before_a_huge_one(lab):
+    """It is placed, though no page of its run follows: on the preempt channel no section ends."""
+    with Pair(lab, backend="hugetlb", memory_mb=64, mem=48, pattern="samehuge", late_rom=1) as pair:
+        pair.source.wait_ready()
+        lie = SmallFirst(Page(0, b"pc.rom", pair.source.memory(PC_ROM, PAGE_SIZE)))
+        pair.postcopy(pair.wire(pair.listen(), lie=lie).uri, bandwidth=64 << 10)
+        until(lambda: lie.sent, "a huge page goes by the preempt channel")
+        pair.destination.wait_event("moved")
+        time.sleep(1)
+        pair.destination.memory(PC_ROM, PAGE_SIZE)
+        missed = [text for name, text in pair.destination.trace() if name == "postcopy_fault_uffd"]
+        assert not any(text.startswith("pc.rom 0x0 ") for text in missed), missed
+        pair.finish_fast()
 
 
 def bound_to_be_touched(source, cpu):
