@@ -47,7 +47,7 @@
  * the processors of both sides as long
  */
 #define ALONG_US        128
-#define ALONG_MOST      16
+#define ALONG_MOST      32
 
 /* The background's last so many pages tell what a page takes */
 #define MEAN_PAGES      64
@@ -168,7 +168,7 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages)
         return false;
     }
     /* Those of other channels are on their way, too */
-    b->file_bytes = s->postcopy->runs ? s->postcopy->transferred :
+    b->file_bytes = s->postcopy->run.rb ? s->postcopy->transferred :
                     qemu_file_transferred(s->to_dst_file);
     b->in_slice += MAX(b->file_bytes, before) - before + pages * PAGE_COST;
     b->slice_pages += pages;

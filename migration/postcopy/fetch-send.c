@@ -207,8 +207,7 @@ ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
 void postcopy_fetch_hold_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                              ram_addr_t end, bool zero)
 {
-    if (!s->postcopy->runs) {
-        s->postcopy->runs = true;
+    if (!s->postcopy->run.rb) {
         s->postcopy->transferred = qemu_file_transferred(s->to_dst_file);
     }
     s->postcopy->run = (PostcopyRun) { rb, start, end - start, zero };
@@ -220,11 +219,7 @@ static void postcopy_fetch_put_run_locked(PostcopyFetchSource *ch)
 {
     PostcopyRun *run = &ch->s->postcopy->run;
 
-    if (run->rb) {
-        postcopy_fetch_put_alike(ch, run->rb, run->start, run->length,
-                                 run->zero);
-        run->rb = NULL;
-    }
+    postcopy_fetch_put_alike(ch, run->rb, run->start, run->length, run->zero);
 }
 
 int postcopy_fetch_put_run(MigrationState *s)
@@ -241,10 +236,9 @@ bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping)
 {
     PostcopyFetchSource *ch;
 
-    if (!s->postcopy->runs) {
+    if (!s->postcopy->run.rb) {
         return false;
     }
-    s->postcopy->runs = false;
     ch = postcopy_fetch_of_turn(s);
     WITH_QEMU_LOCK_GUARD(&ch->lock) {
         postcopy_fetch_put_run_locked(ch);
@@ -259,6 +253,7 @@ bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping)
             qemu_file_set_error(s->to_dst_file, qemu_file_get_error(ch->out));
         }
     }
+    s->postcopy->run.rb = NULL;
     if (ping) {
         postcopy_fetch_next_turn(s);
     }

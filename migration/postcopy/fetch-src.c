@@ -450,7 +450,6 @@ void postcopy_fetch_close(MigrationState *s)
     g_autoptr(GPtrArray) channels = NULL;
 
     s->postcopy->run.rb = NULL;
-    s->postcopy->runs = false;
     s->postcopy->turn = 0;
     postcopy_fetch_break(s);
     WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {

@@ -111,8 +111,8 @@ void postcopy_fetch_hold_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                              ram_addr_t end, bool zero);
 
 /*
- * Put the last run, if there is one, into a buffer, so that the next one can be
- * held.  Without bitmap_mutex.  Returns 0 or negative errno.
+ * Put the run that is held into a buffer: another one will be held at once.
+ * Without bitmap_mutex.  Returns 0 or negative errno.
  */
 int postcopy_fetch_put_run(MigrationState *s);
 

@@ -51,13 +51,12 @@ struct PostcopyOutgoing {
     unsigned used;
     /*
      * Of the migration thread: from the last channel on, which one takes the
-     * background's next run; the last run, which is not in that
-     * one's buffer yet, unless rb is NULL; whether any run waits for the end of
-     * the slice; and qemu_file_transferred() behind the last run, if so
+     * background's next run; the last run, which is not in that one's buffer
+     * yet, or rb is NULL and no run waits for the end of the slice; and
+     * qemu_file_transferred() behind the last run, if one does
      */
     unsigned turn;
     PostcopyRun run;
-    bool runs;
     uint64_t transferred;
     PostcopyBackground background;
     PostcopyFirst first;

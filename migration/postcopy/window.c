@@ -19,7 +19,7 @@
 /* Limits of a slice and of a queue, in bytes */
 #define SLICE_LEAST     (16 * KiB)
 #define QUEUE_LEAST     (64 * KiB)
-#define QUEUE_FIRST     (256 * KiB)
+#define QUEUE_FIRST     (128 * KiB)
 #define QUEUE_MOST      (256 * MiB)
 /* A slice is so much of what the link may hold, or slice_ns: what is larger */
 #define SLICES          8
@@ -95,7 +95,11 @@ static void queue_set_limit(const PostcopyWindow *w, PostcopyQueue *q)
     } else if (ns == INT64_MAX || !rate) {
         q->limit = QUEUE_FIRST;
     } else {
-        ns += ns / SHARE + q->slack + (q->growing ? ns : 0);
+        if (q->growing) {
+            /* What a limit does is seen a round trip later: grow as TCP does */
+            ns *= q->growing == STALE_ROUNDS && ns >= LONG_NS ? 4 : 2;
+        }
+        ns += w->least_delay / SHARE + q->slack;
         rate = rate * (ns / SCALE_US) / 1000000;
         rate = MAX(rate, q->growing ? QUEUE_FIRST : QUEUE_LEAST);
         q->limit = MIN(rate, QUEUE_MOST);

@@ -2,9 +2,8 @@
 """What a page that nobody has requested costs both QEMUs, of a guest that does not run.
 
 On this machine, with TCG. A stopped guest is migrated by each variant in turn, nearly all of it in post-copy, with no
-limit of the background. Pages/s, processor time and system calls, which perf counts, are those from the switch until
-the source knows that all pages have come; afterwards the guest checks its memory. Once for each variant, of a smaller
-guest, a trace counts the locks that both QEMUs take.
+limit of the background. Pages/s, processor time, system calls, and mutexes taken are those from the switch until the
+source knows that all pages have come; afterwards the guest checks its memory.
 """
 import re
 import shutil
@@ -22,71 +21,63 @@ from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import ROOT
 
-COUNTED_MIB = 512
 PAGE = 4096
 Case = namedtuple("Case", "transport memory")
 KINDS = ("pages", "zeros", "hugetlb")
 
 
-class Calls:
-    """System calls of both QEMUs."""
+class Counts:
+    """System calls of both QEMUs, which perf counts, and mutexes that they take."""
 
-    def __init__(self, pair):
-        self.place = pair.lab
+    def __init__(self, pair, locks):
+        self.place, self.locks = pair.lab, locks
         pids = ",".join(f"$(cat {side.pidfile})" for side in pair.sides)
         self.job = pair.lab.job(f"echo $$; exec perf stat -x, -e raw_syscalls:sys_enter -p {pids}")
         until(lambda: self.job.output, "perf")
         time.sleep(0.3)
+        self.before = self.taken()
+
+    def taken(self):
+        return sum(int.from_bytes(self.place.read_file(file), "little") for file in self.locks)
 
     def end(self):
+        locks = self.taken() - self.before
         self.place.run(f"kill -INT {int(self.job.output)}", check=True)
         output = self.job.wait().output
         counts = re.findall(r"^(\d+),.*sys_enter", output, re.M)
         if not counts:
             raise ProgramError(f"perf does not count system calls, for which it has to be root:\n{output}")
-        return int(counts[0])
+        return int(counts[0]), locks
 
 
-def trace(pair, enable):
-    for side in pair.sides:
-        side.qmp.cmd("trace-event-set-state", name="qemu_mutex_locked", enable=enable)
-
-
-def migrate(place, variant, case, memory_mib, counted=False):
+def migrate(place, variant, case, memory_mib):
     """One migration; its figures, a page."""
     qemu, exits, fetch = postcopy.VARIANTS[variant]
-    logs = [f"{place.tmp}/background.{side}" for side in ("source", "destination")]
-    place.run(f"rm -f {' '.join(logs)}")
-    options = [("-D", log) if counted else () for log in logs]
     encrypted = case.transport == "tls"
+    locks = [f"{place.tmp}/{side}.locks" for side in ("source", "destination")]
+    counting = [("env", f"LD_PRELOAD={ROOT / 'build/tests/count-locks.so'}", f"COUNT_LOCKS={file}") for file in locks]
     # The guest's own "zero" are pages that stay zeros until it has moved
     with Pair(place, exits=exits, source=qemu, destination=qemu, memory_mb=memory_mib, cpus=1,
               pattern="disjoint", zero=100 if case.memory == "zeros" else 0, seed=1, capabilities=("events",),
               backend="hugetlb" if case.memory == "hugetlb" else "anonymous", traced=False, fetch=fetch,
-              tls=tls.directory(place) if encrypted else None, source_options=options[0],
-              destination_options=options[1]) as pair:
+              tls=tls.directory(place) if encrypted else None,
+              source_wrapper=counting[0], wrapper=counting[1]) as pair:
         src, dst = pair.sides
         uri = postcopy.uri_of(place, "tcp" if encrypted else case.transport)
         src.wait_ready()
         src.cmd("stop")
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
         dst.cmd("migrate-incoming", uri=uri)
-        calls = Calls(pair)
+        counts = Counts(pair, locks)
         pair.start(uri)
         before = [side.cpu_seconds_of_all() for side in pair.sides]
-        if counted:
-            trace(pair, True)
         src.cmd("migrate-start-postcopy")
         # Not often: QMP takes three system calls for each byte that it reads
         until(lambda: src.migration()["status"] == "completed", "the end", timeout=300, pause=0.25)
         cpu_us = [(side.cpu_seconds_of_all() - then) * 1e6 for side, then in zip(pair.sides, before, strict=True)]
-        calls_count = calls.end()
+        calls_count, locks_count = counts.end()
         dst.wait_status("completed")
         pages = memory_mib * MIB // PAGE
-        if counted:
-            trace(pair, False)
-            locks = sum(int(place.run(f"grep -c qemu_mutex_locked {log}").output) for log in logs)
-            return {"locks_per_page_count": locks / pages}
         ms = postcopy.switch_to_last_page_ms(src, "postcopy-active")
         dst.cmd("cont")
         dst.wait_event("end")
@@ -95,6 +86,7 @@ def migrate(place, variant, case, memory_mib, counted=False):
         return {"pages_per_s": pages / ms * 1e3, "switch_to_last_page_ms": ms,
                 "source_cpu_us_per_page": cpu_us[0] / pages, "destination_cpu_us_per_page": cpu_us[1] / pages,
                 "cpu_us_per_page": sum(cpu_us) / pages, "calls_per_page_count": calls_count / pages,
+                "locks_per_page_count": locks_count / pages,
                 "bytes_count": src.cmd("query-migrate")["ram"]["transferred"]}
 
 
@@ -112,14 +104,12 @@ COLUMNS = (
 
 
 def cell(of, key, unit):
-    values = [r[key] for r in of if key in r]
-    if len(values) == 1:
-        return unit.format(values[0])
+    values = [r[key] for r in of]
     return f"{unit.format(statistics.median(values))} ({unit.format(min(values))}..{unit.format(max(values))})"
 
 
 def ratio(of, first, key):
-    middle = [statistics.median(r[key] for r in runs if key in r) for runs in (of, first)]
+    middle = [statistics.median(r[key] for r in runs) for runs in (of, first)]
     return f"{middle[0] / middle[1]:.2f}"
 
 
@@ -153,12 +143,8 @@ def run(options):
                 for name in names[n % len(names):] + names[:n % len(names)]:
                     say(f"round {n + 1} of {options.rounds}: {case}, {name}")
                     measured[case][name].append(migrate(machine, name, case, options.memory))
-        for case in cases:
-            for name in names:
-                say(f"{case}, {name}: locks")
-                measured[case][name].append(migrate(machine, name, case, COUNTED_MIB, counted=True))
-    text = (f"{options.memory} MiB of guest, {options.rounds} rounds: median (min..max); locks of "
-            f"{COUNTED_MIB} MiB.\n```\n{bench.printed(show, measured)}```\n")
+    text = (f"{options.memory} MiB of guest, {options.rounds} rounds: median (min..max).\n"
+            f"```\n{bench.printed(show, measured)}```\n")
     bench.write(options.name, {"about": about, "settings": {"memory_mib": options.memory,
                 "rounds_count": options.rounds}, "runs": [case._asdict() | {"variants": of} for case, of in
                                                           measured.items()]},

@@ -53,15 +53,17 @@ class Network:
                 rule += f" rate {bandwidth_mbit}mbit"
             if loss_percent:
                 rule += f" loss {loss_percent}%"
+        # Of a link's packets, not of the 64 KiB that a kernel passes on as one.
+        single = " gso_max_segs 1" if loss_percent else ""
         lab.run(f"""{self.remove}
             set -e
             mkdir -p /run
             {ip} netns add {SPACE}
             {ip} link add here type veth peer name there netns {SPACE}
             {ip} addr add {HERE}/24 dev here
-            {ip} link set here up
+            {ip} link set here{single} up
             {ip} -n {SPACE} addr add {THERE}/24 dev there
-            {ip} -n {SPACE} link set there up
+            {ip} -n {SPACE} link set there{single} up
             {ip} -n {SPACE} link set lo up
             {tc} qdisc add dev here root {rule}
             {tc} -n {SPACE} qdisc add dev there root {rule}""", check=True)
