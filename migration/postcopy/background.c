@@ -29,6 +29,7 @@
 #include "migration/savevm.h"
 #include "background.h"
 #include "outgoing.h"
+#include "receive.h"
 #include "trace.h"
 
 /* Values of the window's PINGs: these bits are a tag, the others a number */
@@ -138,6 +139,17 @@ static void postcopy_background_find_links(MigrationState *s,
     }
 }
 
+/* What is more than a run of a fetch channel becomes whole runs */
+static void postcopy_background_set_slice(PostcopyBackground *b)
+{
+    uint64_t run = POSTCOPY_RUN_PAGES * (qemu_target_page_size() + PAGE_COST);
+
+    b->slice = b->window.slice;
+    if (b->slice > run) {
+        b->slice = QEMU_ALIGN_UP(b->slice, run);
+    }
+}
+
 void postcopy_background_begin(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
@@ -154,7 +166,7 @@ void postcopy_background_begin(MigrationState *s)
                           b->file_bytes - postcopy_background_in_link(b),
                           postcopy_fetch_has_any_background(s) ?
                           FETCH_SLICE_NS : SLICE_NS);
-    b->slice = b->window.slice;
+    postcopy_background_set_slice(b);
     /* A PING must not wait until the slice before it has been acknowledged */
     qio_channel_set_delay(ioc, false);
 }
@@ -283,7 +295,7 @@ bool postcopy_background_wait(MigrationState *s)
                 postcopy_window_look(&b->window, now, bytes,
                                      postcopy_background_in_link(b));
             }
-            b->slice = b->window.slice;
+            postcopy_background_set_slice(b);
             full = b->answers && postcopy_window_full(&b->window);
             until = !full ? MIN(b->next_ns, end) :
                 b->window.path_full ? end : MIN(now + LINK_US * SCALE_US, end);

@@ -133,7 +133,7 @@ static void queue_begin(PostcopyQueue *q, int64_t now, int64_t slack)
     q->rate = q->last_rate = 0;
     q->slack = slack;
     q->span_ns = now;
-    q->growing = STALE_ROUNDS;
+    q->growing = STALE_ROUNDS - 1;
     queue_begin_round(q, now);
 }
 
@@ -193,10 +193,10 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
     }
     if (q->was_full) {
         rate = (left - q->round_left) * 1000000 / (ns / SCALE_US);
-        if (rate > queue_rate(q) / 4 * 5) {
+        if (queue_rate(q) && rate > queue_rate(q) / 4 * 5) {
             q->growing = q->growing ? STALE_ROUNDS : 0;
         } else {
-            q->growing -= !!q->growing;
+            q->growing -= queue_rate(q) && q->growing;
         }
         q->rate = MAX(q->rate, rate);
         if (now - q->span_ns >= window_span_ns(w)) {

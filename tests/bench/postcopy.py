@@ -150,9 +150,11 @@ def latencies(pair, report, tsc_khz):
 
 def switch_to_last_page_ms(source, switch="STOP"):
     """Of a migration with the capability events: from the switch, an event, or a status where the guest had been
-    stopped before, until the source knows that all pages came."""
-    at_ms = {event.get("data", {}).get("status", event["event"]): event_us(event) / 1e3
-             for event in source.qmp.get_events(wait=False)}
+    stopped before, until the source knows that all pages came. Waits for that."""
+    at_ms = {}
+    while "completed" not in at_ms:
+        event = source.qmp.pull_event(wait=TIMEOUT_S)
+        at_ms[event.get("data", {}).get("status", event["event"])] = event_us(event) / 1e3
     return round(at_ms["completed"] - at_ms[switch], 1)
 
 
