@@ -4,7 +4,6 @@ import json
 import os
 import re
 from collections import Counter
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from tests.lab.lab import Lab
 from tests.lab.paths import ROOT, below
 
 MEMORY_MB = 3072    # of a first-level machine
+FEW = 60            # so many of arm64's tests are worth the boot of one more machine
 # Paths, or what -k takes
 TESTS = os.environ.get("TESTS", "")
 PATHS = [word.rstrip("/") for word in TESTS.split()]
@@ -59,12 +59,12 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
 def pytest_divide(items):
-    """One group of arm64's tests for each worker, which boots that machine once."""
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
-    number = count()
-    for item in items:
-        if item.get_closest_marker("aarch64"):
-            item.add_marker(pytest.mark.xdist_group(f"aarch64-{next(number) % workers}"))
+    """Groups of arm64's tests, each for one worker, which boots that machine once: as many as there are workers, but
+    none of few tests."""
+    those = [item for item in items if item.get_closest_marker("aarch64")]
+    groups = min(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)), 1 + len(those) // FEW)
+    for number, item in enumerate(those):
+        item.add_marker(pytest.mark.xdist_group(f"aarch64-{number % groups}"))
 
 
 # Limits

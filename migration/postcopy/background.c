@@ -224,8 +224,9 @@ void postcopy_background_ping(MigrationState *s)
     }
     now = get_clock();
     if (rate) {
-        b->next_ns = MAX(b->next_ns, now - BURST_NS) +
-            b->in_slice * NANOSECONDS_PER_SECOND / rate;
+        /* A slice of requested pages may have come too early: no debt */
+        b->next_ns = MAX(b->next_ns, MIN(b->next_ns, now) + (int64_t)
+                         (b->in_slice * NANOSECONDS_PER_SECOND / rate));
     }
     /* No page has more, but those of other channels are in bytes as well */
     page = MIN(b->in_slice / b->slice_pages,
@@ -280,6 +281,13 @@ bool postcopy_background_ponged(MigrationState *s, uint32_t value)
     return true;
 }
 
+bool postcopy_background_early(MigrationState *s)
+{
+    PostcopyBackground *b = &s->postcopy->background;
+
+    return b->active && get_clock() < b->next_ns;
+}
+
 bool postcopy_background_wait(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
@@ -287,8 +295,16 @@ bool postcopy_background_wait(MigrationState *s)
 
     while (b->active && !qemu_file_get_error(s->to_dst_file)) {
         uint64_t bytes = qemu_file_transferred(s->to_dst_file);
+        uint64_t rate = migrate_max_postcopy_bandwidth();
         int64_t now = get_clock(), until;
         bool full, woken;
+
+        if (rate != b->rate) {
+            /* What was sent before is not of this one */
+            b->rate = rate;
+            b->next_ns = now;
+        }
+        b->next_ns = MAX(b->next_ns, now - BURST_NS);
 
         WITH_QEMU_LOCK_GUARD(&b->lock) {
             if (postcopy_window_stale(&b->window, now, bytes)) {

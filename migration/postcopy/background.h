@@ -49,9 +49,11 @@ typedef struct PostcopyBackground {
     uint64_t in_slice;
     /*
      * Of the migration thread: CLOCK_MONOTONIC in ns from which on
-     * max-postcopy-bandwidth lets it send the next slice
+     * max-postcopy-bandwidth lets it send the next slice, and which bandwidth
+     * that was
      */
     int64_t next_ns;
+    uint64_t rate;
 } PostcopyBackground;
 
 /* With PostcopyOutgoing */
@@ -87,6 +89,12 @@ uint64_t postcopy_background_slice(MigrationState *s);
  * for one.  Migration thread.
  */
 void postcopy_background_ping(MigrationState *s);
+
+/*
+ * Whether max-postcopy-bandwidth does not let the next slice be sent yet: then
+ * a section has requested pages alone.  Migration thread.
+ */
+bool postcopy_background_early(MigrationState *s);
 
 /*
  * Between sections: sleep until the next slice may be sent, or a page has been

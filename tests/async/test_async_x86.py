@@ -62,6 +62,7 @@ def test_tasks(lab, how):
             assert missed(pair, (16 + MEM) * MIB)
 
 
+@slow
 def test_enabled_on_a_device(lab):
     """KVM refuses the address, and keeps it all the same: QEMU reads and writes nothing there, and no task is told."""
     with pair_with(lab, REFUSED, destination_options=("-trace", "hpet_ram_*")) as pair:
@@ -110,7 +111,7 @@ def test_page_comes_before_it_is_told(lab):
         assert told["announced"] == qemu["announced"]
 
 
-@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("flag", [pytest.param(False, marks=slow), True])
 def test_named_model(lab, flag):
     """The guest does not look at CPUID, but QEMU does."""
     words = ("-cpu", "qemu64", *("-global", "x86_64-cpu.kvm-asyncpf-int=on") * flag)
@@ -126,7 +127,7 @@ def sent(pair):
     return sum(name == "kvm_async_pf_send" for name, _ in pair.destination.trace())
 
 
-@pytest.mark.parametrize("irqchip", ["on", "split"])
+@pytest.mark.parametrize("irqchip", ["on", pytest.param("split", marks=slow)])
 def test_main_thread_is_busy(lab, irqchip):
     """It has the BQL all the time, and the guest is told of pages and of their end nevertheless."""
     with pair_with(lab, destination=INJECT, machine=f"pc,kernel-irqchip={irqchip}") as pair:

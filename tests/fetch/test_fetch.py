@@ -76,7 +76,7 @@ def wire(pair, kind=FetchWire, command="migrate-incoming", **options):
     ("anonymous", "on", 4), ("hugetlb", "on", 2),
     ("anonymous", "on", 1), ("anonymous", "off", 16), ("memfd", "on", 16), ("memfd", "off", 1),
     ("hugetlb", "on", 1), ("hugetlb", "off", 16), ("hugetlb-private", "on", 16), ("hugetlb-private", "off", 1),
-    quick=[("anonymous", "on", 4), ("hugetlb", "on", 2), ("memfd", "off", 1)]), quick=[("anonymous", "on", 4)])
+    quick=[("anonymous", "on", 4), ("hugetlb", "on", 2)]))
 def test_fetch(place, backend, exits, n):
     """All that is requested passes the channels, and both sides count the same. vCPUs miss so many pages at a time that
     two channels are in use."""

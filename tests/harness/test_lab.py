@@ -196,6 +196,7 @@ def test_panic_at_boot():
         Lab(name="panic", append="rdinit=/none init=/none").__enter__()
 
 
+@pytest.mark.slow
 def test_boot_timeout():
     lab = Lab(name="hang", append="rdinit=/bin/cat", boot_timeout=15)
     with pytest.raises(LabError, match=r"(?s)did not boot in 15 s; CPU#0, .*; the end of \S+serial.log:\n\["):

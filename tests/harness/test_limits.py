@@ -12,8 +12,9 @@ from tests.lab.paths import ROOT
 from tests.lab.text import search
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "1"), marks=pytest.mark.slow)], ids=["alone", "worker"])
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "worker"])
 def test_hanging(workers):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run([sys.executable, "-m", "pytest", "-rA", *workers, "tests/harness/hanging.py"], cwd=ROOT,

@@ -62,10 +62,15 @@ def missed_by_vcpus(lab, options, channels):
 @pytest.mark.parametrize("channels", ["fetch", *(pytest.param(channels, marks=pytest.mark.slow)
                                                 for channels in CHANNELS if channels != "fetch")])
 def test_before_the_first_instruction(lab, channels):
-    """Its code, stack, tables, the devices' rings and the handlers of interrupts have come by then; without that each
-    vCPU misses some, one after the other."""
+    """Its code, stack, tables, the devices' rings and the handlers of interrupts have come by then."""
     missed = missed_by_vcpus(lab, (), channels)
-    without = missed_by_vcpus(lab, NO_FIRST, channels)
-    print(f"pages missed by each vCPU: {missed}, and {without} without what must be touched first")
-    assert missed and without, "all vCPUs were within system calls"
-    assert max(missed) <= 2 and max(missed) < min(without) / 2
+    print(f"pages missed by each vCPU: {missed}")
+    assert missed, "all vCPUs were within system calls"
+    assert max(missed) <= 2
+
+
+@pytest.mark.slow
+def test_without_what_must_be_touched_first(lab):
+    """Then each vCPU misses some pages, one after the other: the count above can fail."""
+    missed = missed_by_vcpus(lab, NO_FIRST, "fetch")
+    assert missed and min(missed) > 4, missed

@@ -29,14 +29,15 @@ def slots(trace):
 
 
 @both_interfaces
-@pytest.mark.parametrize("machine, spaces", [("pc", {0, SMRAM}), ("q35,smm=on", {0, SMRAM}),
-                                             ("pc,smm=off", {0})])
+@pytest.mark.parametrize("machine, spaces", [("q35,smm=on", {0, SMRAM}),
+                                             *(pytest.param(*more, marks=pytest.mark.slow) for more in (
+                                                 ("pc", {0, SMRAM}), ("pc,smm=off", {0})))])
 def test_flags(lab, machine, spaces, by):
     flags_of(lab, machine, spaces, by)
 
 
 @both_interfaces
-@on_aarch64(quick=True)
+@on_aarch64()
 def test_flags_on_aarch64(lab, by):
     flags_of(lab, None, {0}, by)
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Pre-copy by multifd, behind which post-copy goes on by the other connections."""
 import threading
+from itertools import product
 
 import pytest
 
 from tests.lab import tls
+from tests.lab.arches import listed
 from tests.lab.backends import CHANNELS
 from tests.lab.failures import Failures, phase_wire
 from tests.lab.pair import MIB, Pair, until
@@ -22,8 +24,9 @@ def readers(side):
     return sum(thread.name.startswith("mig/dst/recv") for thread in side.threads())
 
 
-@pytest.mark.parametrize("zeros", [False, True], ids=["pages", "zeros"])
-@pytest.mark.parametrize("channels, encrypted", [*((each, False) for each in CHANNELS), ("auto", True)])
+@pytest.mark.parametrize("channels, encrypted, zeros", listed(
+    *product(CHANNELS, [False], [False, True]), ("auto", True, False), ("auto", True, True),
+    quick=[("preempt", False, False), ("one-channel", False, True), ("auto", True, False)]))
 def test_postcopy(place, channels, encrypted, zeros):
     """A part of memory has come by multifd when post-copy begins. From then on nothing passes multifd's connections:
     one of them may break, and a recovery does without."""

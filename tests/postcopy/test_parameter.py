@@ -38,7 +38,7 @@ def served_by_uffd_alone(pair):
 @on_both()
 def test_probe(lab):
     """The default looks for the feature in a scratch VM while the source's guest runs."""
-    with Pair(lab, mem=8) as pair:
+    with Pair(lab, mem=2) as pair:
         pair.start()
         until(lambda: "kvm_exit_on_missing_probe" in dict(pair.destination.trace()), "the probe")
         assert pair.source.cmd("query-status")["status"] == "running"
@@ -48,21 +48,21 @@ def test_probe(lab):
 @both_interfaces
 @on_both(quick=True)
 def test_auto_is_on_where_the_kernel_has_it(lab):
-    with Pair(lab, mem=8) as pair:
+    with Pair(lab, mem=2) as pair:
         assert served(pair)["exits"] > 300
         assert "postcopy-fault-exits: auto" in pair.destination.hmp("info migrate_parameters")
 
 
-@on_both(quick=True)
+@on_both()
 def test_auto_is_off_where_the_kernel_has_it_not(old_kernel):
-    with Pair(old_kernel, mem=8) as pair:
+    with Pair(old_kernel, mem=2) as pair:
         served_by_uffd_alone(pair)
         assert ("postcopy_fault_exits_off", NEITHER) in pair.destination.trace()
 
 
 @on_both()
 def test_on_is_refused_at_migrate_incoming(old_kernel):
-    with Pair(old_kernel, exits="on", mem=8) as pair:
+    with Pair(old_kernel, exits="on", mem=2) as pair:
         with pytest.raises(ExecuteError, match=MISSING):
             pair.listen()
         # The destination takes another answer, and nothing has happened to the source.
@@ -83,7 +83,7 @@ def test_on_is_refused_on_the_command_line(old_kernel):
 @on_both()
 def test_on_is_refused_when_postcopy_is_announced(old_kernel):
     """What is set after migrate-incoming is seen when the source announces post-copy."""
-    with Pair(old_kernel, mem=8) as pair:
+    with Pair(old_kernel, mem=2) as pair:
         uri = pair.listen()
         pair.destination.cmd("migrate-set-parameters", postcopy_fault_exits="on")
         pair.source.wait_event("ready")
@@ -96,5 +96,5 @@ def test_on_is_refused_when_postcopy_is_announced(old_kernel):
 
 @on_both()
 def test_on_the_command_line(lab):
-    with Pair(lab, mem=8, destination_options=("-global", "migration.postcopy-fault-exits=off")) as pair:
+    with Pair(lab, mem=2, destination_options=("-global", "migration.postcopy-fault-exits=off")) as pair:
         served_by_uffd_alone(pair)

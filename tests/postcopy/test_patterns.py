@@ -9,6 +9,7 @@ from tests.lab.paths import SANITIZED
 from tests.lab.text import search
 
 EXITS = ("on", "off")
+WITH_EXITS = choices(EXITS, quick=[("on",)])
 # Of the firmware's memory, which the guest reads. Its memslots are read-only and do not exit.
 ROM_PAGES = 16
 PAGE = 4096
@@ -53,7 +54,7 @@ def assert_shared(faults):
 
 
 @both_interfaces
-@on_both("exits", EXITS, quick=["on"])
+@on_both("exits", WITH_EXITS, quick=[("on",)])
 def test_different_pages(place, exits):
     migrate(place, exits, pattern="disjoint")
 
@@ -77,7 +78,7 @@ def test_mapped_at_once(lab):
 
 
 @both_interfaces
-@on_both("exits", EXITS)
+@on_both("exits", WITH_EXITS)
 def test_same_page(place, exits):
     faults, _ = migrate(place, exits, pattern="shared")
     if exits == "on":
@@ -86,7 +87,7 @@ def test_same_page(place, exits):
 
 @both_interfaces
 @on_both("exits, backend",
-         choices(EXITS, SHARED, quick=[("on", "memfd"), ("off", "anonymous-shared")]), quick=[("on", "memfd")])
+         choices(EXITS, SHARED, quick=[("on", "memfd"), ("off", "anonymous-shared")]))
 def test_shared_memory(place, exits, backend):
     """Every other page is zero until it is written to."""
     migrate(place, exits, pattern="shared", zero=50, backend=backend)
@@ -104,7 +105,7 @@ def test_same_huge_page(place, exits, backend):
 
 
 @both_interfaces
-@on_both("exits", EXITS)
+@on_both("exits", WITH_EXITS)
 def test_write_to_a_zero_page(place, exits, by):
     faults, trace = migrate(place, exits, pattern="zerowrite", zero=60)
     if exits == "off":

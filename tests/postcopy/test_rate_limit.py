@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What slows the source down, and its guest: max-postcopy-bandwidth, which is for pages that nobody waits for, and the
 dirty limit, which ends with the migration."""
+import time
+
 import pytest
 
 from tests.lab.pair import MIB, NO_WINDOW, Pair, until
@@ -19,6 +21,28 @@ def test_page_on_its_way(lab):
         # Requests for a page that has been woken already do not count; and the time may be over at the same time.
         woken = [i for i in hits if any(event.endswith("urgent: 1") for event in trace[i + 1:i + 3])]
         assert len(woken) >= 0.5 * len(hits), trace
+
+
+def test_limit_below_a_slice(place):
+    """It holds though a slice takes longer than the migration thread may sleep, and another one counts at once."""
+    limit, piece = 64 << 10, 16 << 10
+    with Pair(place, mem=8, pattern="disjoint", destination_options=["-S"]) as pair:
+        pair.postcopy(bandwidth=limit)
+
+        def sent():
+            return pair.source.cmd("query-migrate")["ram"]["postcopy-bytes"]
+
+        time.sleep(1)       # for what the vCPUs must touch first
+        begin, before = time.monotonic(), sent()
+        time.sleep(3)
+        took = time.monotonic() - begin
+        assert sent() - before < limit * took + 2 * piece, (before, sent())
+        begin = time.monotonic()
+        pair.fast()
+        pair.wait_completed()
+        assert time.monotonic() - begin < took
+        pair.destination.cmd("cont")
+        pair.check_memory()
 
 
 def test_postcopy_begins_among_huge_pages(lab):

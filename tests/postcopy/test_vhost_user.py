@@ -130,6 +130,7 @@ def test_backend(lab, exits, channels, memory):
         pair.check_disk()
 
 
+@slow
 def test_from_a_file(lab):
     """The backend of a guest that is resumed from a file misses pages of it, too."""
     with DiskPair(lab, exits="on", cpus=2, capabilities=None,

@@ -74,7 +74,7 @@ def test_calls_of_async_page_faults(lab):
 
 
 @on_aarch64("way, qemu", [("precopy", INJECT), ("postcopy", INJECT), ("precopy", FORK), ("postcopy", FORK)],
-            quick=[("precopy", INJECT), ("postcopy", INJECT)])
+            quick=[("postcopy", INJECT)])
 def test_migration(lab, way, qemu):
     """With handlers that run, events that are pending, and masked and disabled ones."""
     with pair(lab, way, source=qemu, destination=qemu) as both:
