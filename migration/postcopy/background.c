@@ -162,6 +162,8 @@ void postcopy_background_begin(MigrationState *s)
     postcopy_background_find_links(s, b);
     b->file_bytes = qemu_file_transferred(s->to_dst_file);
     b->next_ns = get_clock();
+    b->rate = migrate_max_postcopy_bandwidth();
+    b->early = false;
     postcopy_window_begin(&b->window, b->next_ns,
                           b->file_bytes - postcopy_background_in_link(b),
                           postcopy_fetch_has_any_background(s) ?
@@ -223,14 +225,12 @@ void postcopy_background_ping(MigrationState *s)
         return;
     }
     now = get_clock();
-    if (rate) {
-        /* A slice of requested pages may have come too early: no debt */
-        b->next_ns = MAX(b->next_ns, MIN(b->next_ns, now) + (int64_t)
-                         (b->in_slice * NANOSECONDS_PER_SECOND / rate));
-    }
     /* No page has more, but those of other channels are in bytes as well */
     page = MIN(b->in_slice / b->slice_pages,
                qemu_target_page_size() + PAGE_COST);
+    if (rate && !b->early) {
+        b->next_ns += page * b->slice_pages * NANOSECONDS_PER_SECOND / rate;
+    }
     WITH_QEMU_LOCK_GUARD(&b->lock) {
         b->page_bytes += (page - b->page_bytes) *
                          MIN(b->slice_pages, MEAN_PAGES) / MEAN_PAGES;
@@ -285,7 +285,8 @@ bool postcopy_background_early(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
 
-    return b->active && get_clock() < b->next_ns;
+    b->early = b->active && get_clock() < b->next_ns;
+    return b->early;
 }
 
 bool postcopy_background_wait(MigrationState *s)

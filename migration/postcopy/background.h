@@ -49,11 +49,12 @@ typedef struct PostcopyBackground {
     uint64_t in_slice;
     /*
      * Of the migration thread: CLOCK_MONOTONIC in ns from which on
-     * max-postcopy-bandwidth lets it send the next slice, and which bandwidth
-     * that was
+     * max-postcopy-bandwidth lets it send the next slice, which bandwidth that
+     * was, and whether this slice came before: it has requested pages alone
      */
     int64_t next_ns;
     uint64_t rate;
+    bool early;
 } PostcopyBackground;
 
 /* With PostcopyOutgoing */
@@ -92,7 +93,8 @@ void postcopy_background_ping(MigrationState *s);
 
 /*
  * Whether max-postcopy-bandwidth does not let the next slice be sent yet: then
- * a section has requested pages alone.  Migration thread.
+ * a section is to have requested pages alone, which that does not count.
+ * Migration thread, before each section.
  */
 bool postcopy_background_early(MigrationState *s);
 

@@ -2,8 +2,8 @@
 """What a page that nobody has requested costs both QEMUs, of a guest that does not run.
 
 On this machine, with TCG. A stopped guest is migrated by each variant in turn, nearly all of it in post-copy, with no
-limit of the background. Pages/s, processor time, system calls, and mutexes taken are those from the switch until the
-source knows that all pages have come; afterwards the guest checks its memory.
+limit of the background. Pages/s and processor time are those from the switch until the source knows that all pages
+have come, system calls and mutexes those of the migration; afterwards the guest checks its memory.
 """
 import re
 import shutil

@@ -153,8 +153,11 @@ def switch_to_last_page_ms(source, switch="STOP"):
     stopped before, until the source knows that all pages came. Waits for that."""
     at_ms = {}
     while "completed" not in at_ms:
-        event = source.qmp.pull_event(wait=TIMEOUT_S)
-        at_ms[event.get("data", {}).get("status", event["event"])] = event_us(event) / 1e3
+        event = source.qmp.pull_event(wait=float(TIMEOUT_S))
+        status = event.get("data", {}).get("status", event["event"])
+        if status in ("failed", "postcopy-paused"):
+            raise ProgramError(f"the migration is {status}: {source.cmd('query-migrate').get('error-desc')}")
+        at_ms[status] = event_us(event) / 1e3
     return round(at_ms["completed"] - at_ms[switch], 1)
 
 

@@ -112,7 +112,7 @@ def measure(lab, variant, case, options):
         machine.start()
         at: dict[str, int] = {}
         while not {"completed", "failed"} & set(at):
-            event = side.qmp.pull_event(wait=TIMEOUT_S)
+            event = side.qmp.pull_event(wait=float(TIMEOUT_S))
             if not event:
                 raise ProgramError("the snapshot does not end")
             name = event.get("data", {}).get("status") or event["event"]
