@@ -7,6 +7,9 @@ import pytest
 
 from tests.lab.fetch_proxy import HELLO_SIZE, FetchWire, frames
 from tests.lab.pair import MIB, NO_WINDOW, Pair, until
+from tests.lab.proxy import PAGE_SIZE
+
+FAR = 120 * MIB
 
 
 def counts(side, key):
@@ -62,7 +65,6 @@ def test_blocked(place, end):
     """While nobody reads the connection of the background, requests are answered by the other one. Once it is full,
     either side can break it."""
     pauses = end != "goes-on"
-    # Few pages fit into the connection, and vCPUs, which are let go then, want others, in random order
     with Pair(place, fetch=2, mem=128, memory_mb=160, zero=0, pattern="disjoint", destination_options=["-S"],
               source_options=NO_WINDOW if pauses else ()) as pair:
         between = pair.wire_of(Stops, pair.listen())
@@ -73,8 +75,10 @@ def test_blocked(place, end):
             if pauses:
                 pair.until_stuck()
             before = pair.faults()["copied-bytes"]
+            # The background is far from there. A vCPU may want what the connection holds, and others wait for it.
+            pair.destination.memory(FAR, PAGE_SIZE)
+            until(lambda: pair.faults()["copied-bytes"] > before, "the answered request is counted")
             pair.destination.cmd("cont")
-            until(lambda: pair.faults()["copied-bytes"] > before, "requests that are answered")
             if pauses:
                 (pair.source if end == "pause-source" else pair.destination).cmd("migrate-pause")
                 pair.wait_paused()
