@@ -215,7 +215,6 @@ unsigned postcopy_background_along(MigrationState *s)
 void postcopy_background_ping(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
-    uint64_t rate = migrate_max_postcopy_bandwidth();
     uint32_t number, value;
     int64_t now, page;
     bool ping;
@@ -228,8 +227,8 @@ void postcopy_background_ping(MigrationState *s)
     /* No page has more, but those of other channels are in bytes as well */
     page = MIN(b->in_slice / b->slice_pages,
                qemu_target_page_size() + PAGE_COST);
-    if (rate && !b->early) {
-        b->next_ns += page * b->slice_pages * NANOSECONDS_PER_SECOND / rate;
+    if (b->rate && !b->early) {
+        b->next_ns += page * b->slice_pages * NANOSECONDS_PER_SECOND / b->rate;
     }
     WITH_QEMU_LOCK_GUARD(&b->lock) {
         b->page_bytes += (page - b->page_bytes) *

@@ -179,7 +179,7 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
     /* Answers come in bursts: a thread reads whatever has come */
     int64_t least = q->growing && q == &w->link ? SHORT_ROUND_NS : ROUND_NS;
     int64_t ns = now - q->round_ns;
-    uint64_t rate;
+    uint64_t before = queue_rate(q), rate;
 
     q->left = left;
     if (window_little(w)) {
@@ -193,10 +193,9 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
     }
     if (q->was_full) {
         rate = (left - q->round_left) * 1000000 / (ns / SCALE_US);
-        if (queue_rate(q) && rate > queue_rate(q) / 4 * 5) {
-            q->growing = q->growing ? STALE_ROUNDS : 0;
-        } else {
-            q->growing -= queue_rate(q) && q->growing;
+        /* The first rate has nothing to have grown from */
+        if (before && q->growing) {
+            q->growing = rate > before / 4 * 5 ? STALE_ROUNDS : q->growing - 1;
         }
         q->rate = MAX(q->rate, rate);
         if (now - q->span_ns >= window_span_ns(w)) {
