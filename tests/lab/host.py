@@ -55,7 +55,14 @@ class Job(Output):
 
     @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        if self._process.poll() is None:
+            return True
+        self._join()
+        return False
+
+    def _join(self) -> None:
+        # What the command has left in the background may keep its output open.
+        self._reader.join(1)
 
     def kill(self) -> None:
         if self.running:
@@ -72,8 +79,7 @@ class Job(Output):
         except KeyboardInterrupt:
             self.kill()
             raise
-        # What the command has left in the background may keep its output open.
-        self._reader.join(1)
+        self._join()
         return Result(rc if rc >= 0 else 128 - rc, self.output)
 
 

@@ -10,8 +10,16 @@ from tests.lab.pair import MIB, NO_WINDOW, Pair, until
 
 def test_page_on_its_way(lab):
     """The background sleeps within a huge page, if it has no window; a vCPU that misses that page wakes it."""
-    with Pair(lab, memory_mb=48, pattern="samehuge", backend="hugetlb", source_options=NO_WINDOW) as pair:
+    with Pair(lab, memory_mb=48, pattern="samehuge", backend="hugetlb", source_options=NO_WINDOW,
+              destination_options=["-S"]) as pair:
         pair.postcopy(bandwidth=32 << 10)
+
+        def slept():
+            return pair.source.trace().count(("migration_rate_limit_post", "urgent: 0"))
+
+        before = slept()
+        until(lambda: slept() > before + 2, "the background sleeps within a page")
+        pair.destination.cmd("cont")
         pair.check_memory()
         pair.finish_fast()
         trace = [f"{name} {text}" for name, text in pair.source.trace()
