@@ -975,6 +975,21 @@ static bool file_is_huge(struct PostcopyFile *file, PostcopyFileBlock *b,
 }
 
 /*
+ * @buffer has been moved.  Where the kernel had to move small pages, their page
+ * table is left, so that it would never have a huge page again.  Returns 0, or
+ * negative errno: then there is no buffer any more.
+ */
+static int file_renew_buffer(void *buffer)
+{
+    if (mmap(buffer, RUN_SIZE, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
+        return -errno;
+    }
+    qemu_madvise(buffer, RUN_SIZE, QEMU_MADV_HUGEPAGE);
+    return 0;
+}
+
+/*
  * Returns how many bytes of @b were placed from @page on, at most to the next
  * multiple of RUN_SIZE or one page, or negative errno
  */
@@ -995,7 +1010,7 @@ static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
     if (!ret && file_is_huge(mis->postcopy->file, b, page->start, end)) {
         file_clear_holes(b, page->start, end, buffer);
         ret = postcopy_receive_pages(mis, page, RUN_SIZE / page->size, buffer,
-                                     true);
+                                     true) ?: file_renew_buffer(buffer);
     } else if (!ret) {
         ret = file_place_parts(mis, b, page->start, end, buffer, false);
     }
