@@ -808,6 +808,18 @@ static int file_place_parts(MigrationIncomingState *mis, PostcopyFileBlock *b,
     return ret;
 }
 
+/* What is placed with @page: a huge page by itself */
+static ram_addr_t file_around(const PostcopyPage *page)
+{
+    return ROUND_DOWN(page->start, AROUND_SIZE);
+}
+
+static ram_addr_t file_around_end(const PostcopyPage *page)
+{
+    return MIN(file_around(page) + MAX(AROUND_SIZE, page->size),
+               page->rb->postcopy_length);
+}
+
 /*
  * Read a host page, and place it, with small ones around it.  Returns as
  * file_read().  The caller is inside (postcopy_requests_enter()), or ends
@@ -817,9 +829,8 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
                       bool wait)
 {
     PostcopyFileBlock *b = file_block(mis->postcopy->file, page->rb);
-    ram_addr_t start = ROUND_DOWN(page->start, AROUND_SIZE);
+    ram_addr_t start = file_around(page), end = file_around_end(page);
     g_autofree void *buffer = NULL;
-    ram_addr_t end;
     bool hole;
     int ret;
 
@@ -832,7 +843,6 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
                postcopy_receive_page(mis, page, NULL) :
                file_place_huge(mis, page, wait);
     }
-    end = MIN(start + AROUND_SIZE, b->rb->postcopy_length);
     buffer = g_malloc(end - start);
     ret = file_read_pages(mis, b, start, end, buffer, wait);
     if (ret) {
@@ -875,8 +885,7 @@ static void file_record(struct PostcopyFile *file, const PostcopyPage *page)
     stat64_set(&file->missed, page->rb->offset + page->start);
     if (qatomic_read(&file->recording)) {
         /* With those that are read with it, which are not missed then */
-        postcopy_working_set_add(file->set, page->rb,
-                                 ROUND_DOWN(page->start, AROUND_SIZE),
+        postcopy_working_set_add(file->set, page->rb, file_around(page),
                                  MAX(page->size, AROUND_SIZE));
     }
 }
@@ -909,7 +918,7 @@ static int file_request(MigrationIncomingState *mis, const PostcopyPage *page,
 /*
  * A page that has been received is not for this function: the vCPU exits for it
  * as it cannot be written to, like the kernel's zero page.  So zeros are
- * copied.
+ * copied; of small pages that are all holes, those of this one.
  */
 static bool file_serve_inside(MigrationIncomingState *mis,
                               const PostcopyPage *page)
@@ -922,7 +931,7 @@ static bool file_serve_inside(MigrationIncomingState *mis,
         ramblock_page_is_discarded(b->rb, page->start)) {
         return false;
     }
-    return file_is_hole(b, page->start) ?
+    return file_has_none(b, file_around(page), file_around_end(page)) ?
            !postcopy_receive_page(mis, page, mis->postcopy_tmp_zero_page) :
            !file_place(mis, page, false);
 }

@@ -124,28 +124,33 @@ def demand_faults(pair):
     return pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
 
 
+def waits(side, report, tsc_khz):
+    """After the guest's end: its touches, in us; those that waited, sorted; the threshold; and pass 2."""
+    first, present = report.latencies_us(side.memory(*report.sample_span()), tsc_khz)
+    threshold_us = wait_threshold_us(present, side.lab.wait_us)
+    touches = sorted(t for cpu in first for t in cpu)
+    return touches, [t for t in touches if t > threshold_us], threshold_us, present
+
+
 def latencies(pair, report, tsc_khz):
     """After the guest's end: of its touches that waited, of those that missed their page, and of the
     others."""
-    passes = report.latencies_us(pair.destination.memory(*report.sample_span()), tsc_khz)
-    touches, present = (sorted(t for cpu in one for t in cpu) for one in passes)
-    present_us = statistics.median(present)
-    threshold_us = wait_threshold_us(passes[1], pair.lab.wait_us)
-    waited = [t for t in touches if t > threshold_us]
+    touches, waited, threshold_us, present = waits(pair.destination, report, tsc_khz)
     # Who waits for the network waits longest. Pages that are requested ahead are faults of nobody who waits.
     faults = min(demand_faults(pair), len(waited))
     missed, found = touches[len(touches) - faults:], touches[:len(touches) - faults]
     from_switch_us = report.from_switch_us(tsc_khz)
     return {"touch_count": len(touches), "waited_count": len(waited),
             # Of all vCPUs: what they lost from the switch on, before the first touch, too.
-            "stall_ms": (sum(from_switch_us) - sum(map(sum, passes[1]))) / 1000,
+            "stall_ms": (sum(from_switch_us) - sum(map(sum, present))) / 1000,
             "switch_to_last_touch_ms": max(from_switch_us) / 1000,
             "pages_per_s": len(touches) / max(from_switch_us) * 1e6,
             # For a curve: in equal steps of their share.
             "latency_permille_us": [round(waited[min(len(waited) - 1, len(waited) * i // 200)], 1)
                                     for i in range(201)] if waited else [],
-            "waited_threshold_us": threshold_us, "present_touch_p50_us": present_us, **quantiles(waited),
-            **quantiles(missed, "missed"), **quantiles(found, "found")}
+            "waited_threshold_us": threshold_us,
+            "present_touch_p50_us": statistics.median(t for cpu in present for t in cpu),
+            **quantiles(waited), **quantiles(missed, "missed"), **quantiles(found, "found")}
 
 
 def switch_to_last_page_ms(source, switch="STOP"):
