@@ -111,41 +111,58 @@ static uint64_t postcopy_background_in_link(PostcopyBackground *b)
 
 #ifdef CONFIG_LINUX
     for (unsigned i = 0; i < b->links; i++) {
+        bool *sent = b->link[i].sent;
         int bytes;
 
-        if (!ioctl(b->link_fds[i], SIOCOUTQ, &bytes)) {
+        if (sent && !qatomic_xchg(sent, false)) {
+            continue;
+        }
+        if (!ioctl(b->link[i].fd, SIOCOUTQ, &bytes) && bytes) {
             sum += bytes;
+            if (sent) {
+                qatomic_set(sent, true);
+            }
         }
     }
 #endif
     return sum;
 }
 
+/* Pages of @rb go by the main channel, though there may be others */
+static int postcopy_background_has_main(RAMBlock *rb, void *opaque)
+{
+    return !postcopy_fetch_has_background(opaque, rb);
+}
+
 static void postcopy_background_find_links(MigrationState *s,
                                            PostcopyBackground *b)
 {
-    QIOChannel *iocs[1 + POSTCOPY_FETCH_CHANNELS_MAX] = {
-        qemu_file_get_ioc(s->to_dst_file)
-    };
-    unsigned n = 1 + postcopy_fetch_iocs(s, iocs + 1);
+    QIOChannel *iocs[1 + POSTCOPY_FETCH_CHANNELS_MAX];
+    bool *sent[1 + POSTCOPY_FETCH_CHANNELS_MAX];
+    unsigned n = postcopy_fetch_iocs(s, iocs, sent);
+
+    if (foreach_not_ignored_block(postcopy_background_has_main, s)) {
+        iocs[n] = qemu_file_get_ioc(s->to_dst_file);
+        sent[n++] = NULL;
+    }
 
     b->links = 0;
     for (unsigned i = 0; i < n; i++) {
         int fd = postcopy_background_link(iocs[i]);
 
         if (fd >= 0) {
-            b->link_fds[b->links++] = fd;
+            b->link[b->links++] = (PostcopyLink) { fd, sent[i] };
         }
     }
 }
 
-/* What is more than a run of a fetch channel becomes whole runs */
+/* What is more than half a run of a fetch channel becomes whole runs */
 static void postcopy_background_set_slice(PostcopyBackground *b)
 {
     uint64_t run = POSTCOPY_RUN_PAGES * (qemu_target_page_size() + PAGE_COST);
 
     b->slice = b->window.slice;
-    if (b->slice > run) {
+    if (b->slice > run / 2) {
         b->slice = QEMU_ALIGN_UP(b->slice, run);
     }
 }
@@ -297,7 +314,7 @@ bool postcopy_background_wait(MigrationState *s)
         uint64_t bytes = qemu_file_transferred(s->to_dst_file);
         uint64_t rate = migrate_max_postcopy_bandwidth();
         int64_t now = get_clock(), until;
-        bool full, woken;
+        bool full, answer, woken;
 
         if (rate != b->rate) {
             /* What was sent before is not of this one */
@@ -315,8 +332,9 @@ bool postcopy_background_wait(MigrationState *s)
             full = b->answers && postcopy_window_full(&b->window);
             until = !full ? MIN(b->next_ns, end) :
                 b->window.path_full ? end : MIN(now + LINK_US * SCALE_US, end);
+            answer = full && b->window.path_full;
             /* A post for nobody would be taken for a request, for ever */
-            b->waiting = full && now < until;
+            b->waiting = answer && now < until;
         }
         if (now >= until) {
             break;
@@ -328,8 +346,9 @@ bool postcopy_background_wait(MigrationState *s)
         }
         woken = !qemu_sem_timedwait(&s->rate_limit_sem,
                                     DIV_ROUND_UP(until - now, SCALE_MS));
-        WITH_QEMU_LOCK_GUARD(&b->lock) {
-            if (full && !b->waiting) {
+        if (answer) {
+            QEMU_LOCK_GUARD(&b->lock);
+            if (!b->waiting) {
                 /* A PONG has posted once; all that is left are requests */
                 if (!woken) {
                     qemu_sem_wait(&s->rate_limit_sem);

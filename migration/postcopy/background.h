@@ -12,6 +12,13 @@
 #include "migration/migration.h"
 #include "window.h"
 
+/* A TCP connection, which is open as long as the migration thread sends */
+typedef struct PostcopyLink {
+    int fd;
+    /* PostcopyFetchSource.sent; NULL: it is to be asked each time */
+    bool *sent;
+} PostcopyLink;
+
 /* In PostcopyOutgoing */
 typedef struct PostcopyBackground {
     /*
@@ -29,11 +36,8 @@ typedef struct PostcopyBackground {
     bool answers;
     /* The migration thread sleeps on rate_limit_sem until a PONG posts it */
     bool waiting;
-    /*
-     * Of the migration thread: the TCP connections of to_dst_file and of fetch
-     * channels, which are open as long as it sends, and how many these are
-     */
-    int link_fds[1 + POSTCOPY_FETCH_CHANNELS_MAX];
+    /* Of the migration thread: those that pages go by, and how many */
+    PostcopyLink link[1 + POSTCOPY_FETCH_CHANNELS_MAX];
     unsigned links;
     /*
      * Of the migration thread: qemu_file_transferred() behind the last page,

@@ -127,8 +127,11 @@ static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
 /* With the channel's lock */
 static int postcopy_fetch_flush(PostcopyFetchSource *ch)
 {
+    int ret = qemu_fflush(ch->out);
+
     ch->unsent = 0;
-    return qemu_fflush(ch->out);
+    qatomic_set(&ch->sent, true);
+    return ret;
 }
 
 int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,

@@ -12,6 +12,8 @@
 #include "qapi/error.h"
 #include "qapi/qapi-types-migration.h"
 #include "exec/ramblock.h"
+#include "exec/target_page.h"
+#include "io/channel-socket.h"
 #include "io/channel-tls.h"
 #include "migration/migration-stats.h"
 #include "migration/options.h"
@@ -23,6 +25,7 @@
 #include "background.h"
 #include "fetch-src.h"
 #include "fetch.h"
+#include "receive.h"
 #include "trace.h"
 
 /*
@@ -71,7 +74,7 @@ bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info)
     return used;
 }
 
-unsigned postcopy_fetch_iocs(MigrationState *s, QIOChannel **iocs)
+unsigned postcopy_fetch_iocs(MigrationState *s, QIOChannel **iocs, bool **sent)
 {
     GPtrArray *channels = s->postcopy->channels;
     unsigned n = 0;
@@ -80,6 +83,7 @@ unsigned postcopy_fetch_iocs(MigrationState *s, QIOChannel **iocs)
         PostcopyFetchSource *ch = g_ptr_array_index(channels, n);
 
         iocs[n] = qemu_file_get_ioc(ch->out);
+        sent[n] = &ch->sent;
     }
     return n;
 }
@@ -116,6 +120,20 @@ static void *postcopy_fetch_source_thread(void *opaque);
 static void postcopy_fetch_shutdown(GPtrArray *channels);
 static void postcopy_fetch_free_all(MigrationState *s, GPtrArray *channels);
 
+/*
+ * A Unix socket holds less than a run by default, so that both sides would wait
+ * for each other several times in each: it gets what the kernel allows.  TCP
+ * finds by itself what it needs.
+ */
+static void postcopy_fetch_widen(QIOChannelSocket *sioc)
+{
+    int bytes = POSTCOPY_RUN_PAGES * qemu_target_page_size();
+
+    if (sioc->localAddr.ss_family == AF_UNIX) {
+        setsockopt(sioc->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+    }
+}
+
 /* In the main thread */
 static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
 {
@@ -130,6 +148,7 @@ static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
         /* The last segment of a page that somebody waits for must not wait */
         qio_channel_set_delay(ioc, false);
         qio_channel_set_name(ioc, "migration-fetch");
+        postcopy_fetch_widen(QIO_CHANNEL_SOCKET(ioc));
         if (migrate_channel_requires_tls_upgrade(ioc)) {
             tioc = migration_tls_client_create(ioc, s->hostname, &err);
             object_unref(OBJECT(g_steal_pointer(&ioc)));

@@ -55,6 +55,8 @@ typedef struct PostcopyFetchSource {
     size_t unsent;
     /* Atomic: that its connection ends is no error any more */
     bool ended;
+    /* Atomic: the link may have what was sent since it was found empty */
+    bool sent;
     /* Atomic: there was a request since the background's turn came here last */
     bool requested;
 } PostcopyFetchSource;

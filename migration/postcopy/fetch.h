@@ -34,9 +34,6 @@ typedef struct PostcopyFetchCounts {
  */
 #define POSTCOPY_FETCH_LARGE (64 * MiB)
 
-/* Of the background, so many small pages go together at most */
-#define POSTCOPY_FETCH_RUN 64
-
 typedef struct PostcopyFetch PostcopyFetch;
 typedef struct PostcopyFetchOffer PostcopyFetchOffer;
 
@@ -65,10 +62,11 @@ void postcopy_fetch_begin(MigrationState *s);
 void postcopy_fetch_offered(MigrationState *s, const PostcopyFetchOffer *offer);
 
 /*
- * Put the connections of those that are open into @iocs, which has room for
+ * Put the connections of those that are open into @iocs, and pointers to their
+ * PostcopyFetchSource.sent into @sent, which have room for
  * POSTCOPY_FETCH_CHANNELS_MAX; returns how many.  Migration thread.
  */
-unsigned postcopy_fetch_iocs(MigrationState *s, QIOChannel **iocs);
+unsigned postcopy_fetch_iocs(MigrationState *s, QIOChannel **iocs, bool **sent);
 
 /* Fill in what the last migration has done, if it has opened channels */
 bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info);

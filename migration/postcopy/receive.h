@@ -11,11 +11,11 @@
 #include "request.h"
 
 /*
- * So many are placed at once, at most.  On the main channel that is a memory
- * copy more for each, but one call of the kernel for all, whose own work for a
- * page takes no longer.
+ * So many small pages are placed at once, at most, and are sent together by a
+ * fetch channel.  On the main channel that is a memory copy more for each, but
+ * one call of the kernel for all, whose own work for a page takes no longer.
  */
-#define POSTCOPY_RUN_PAGES 64
+#define POSTCOPY_RUN_PAGES 128
 
 /**
  * postcopy_receive_begin: the first part of a host page has been announced

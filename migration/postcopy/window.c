@@ -191,10 +191,11 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
     if (ns < least) {
         return;
     }
-    if (q->was_full) {
-        rate = (left - q->round_left) * 1000000 / (ns / SCALE_US);
+    rate = (left - q->round_left) * 1000000 / (ns / SCALE_US);
+    /* One that was not full, as the kernel holds less, has this rate at least */
+    if (q->was_full || rate > before) {
         /* The first rate has nothing to have grown from */
-        if (before && q->growing) {
+        if (q->was_full && before && q->growing) {
             q->growing = rate > before / 4 * 5 ? STALE_ROUNDS : q->growing - 1;
         }
         q->rate = MAX(q->rate, rate);
