@@ -128,12 +128,6 @@ static uint64_t postcopy_background_in_link(PostcopyBackground *b)
     return sum;
 }
 
-/* Pages of @rb go by the main channel, though there may be others */
-static int postcopy_background_has_main(RAMBlock *rb, void *opaque)
-{
-    return !postcopy_fetch_has_background(opaque, rb);
-}
-
 static void postcopy_background_find_links(MigrationState *s,
                                            PostcopyBackground *b)
 {
@@ -141,10 +135,8 @@ static void postcopy_background_find_links(MigrationState *s,
     bool *sent[1 + POSTCOPY_FETCH_CHANNELS_MAX];
     unsigned n = postcopy_fetch_iocs(s, iocs, sent);
 
-    if (foreach_not_ignored_block(postcopy_background_has_main, s)) {
-        iocs[n] = qemu_file_get_ioc(s->to_dst_file);
-        sent[n++] = NULL;
-    }
+    iocs[n] = qemu_file_get_ioc(s->to_dst_file);
+    sent[n++] = NULL;
 
     b->links = 0;
     for (unsigned i = 0; i < n; i++) {
@@ -156,12 +148,20 @@ static void postcopy_background_find_links(MigrationState *s,
     }
 }
 
-/* What is more than half a run of a fetch channel becomes whole runs */
+/*
+ * No more at once than max-postcopy-bandwidth may catch up.  What is more than
+ * half a run of a fetch channel becomes whole runs.
+ */
 static void postcopy_background_set_slice(PostcopyBackground *b)
 {
     uint64_t run = POSTCOPY_RUN_PAGES * (qemu_target_page_size() + PAGE_COST);
 
     b->slice = b->window.slice;
+    if (b->rate) {
+        uint64_t most = b->rate / (NANOSECONDS_PER_SECOND / BURST_NS);
+
+        b->slice = MIN(b->slice, MAX(most, POSTCOPY_SLICE_LEAST));
+    }
     if (b->slice > run / 2) {
         b->slice = QEMU_ALIGN_UP(b->slice, run);
     }

@@ -127,9 +127,12 @@ static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
 /* With the channel's lock */
 static int postcopy_fetch_flush(PostcopyFetchSource *ch)
 {
-    int ret = qemu_fflush(ch->out);
+    int ret;
 
     ch->unsent = 0;
+    /* Those that look meanwhile may find nothing, so behind it once more */
+    qatomic_set(&ch->sent, true);
+    ret = qemu_fflush(ch->out);
     qatomic_set(&ch->sent, true);
     return ret;
 }

@@ -127,9 +127,12 @@ static void postcopy_fetch_free_all(MigrationState *s, GPtrArray *channels);
  */
 static void postcopy_fetch_widen(QIOChannelSocket *sioc)
 {
-    int bytes = POSTCOPY_RUN_PAGES * qemu_target_page_size();
+    int now, bytes = POSTCOPY_RUN_PAGES * qemu_target_page_size();
+    socklen_t size = sizeof(now);
 
-    if (sioc->localAddr.ss_family == AF_UNIX) {
+    if (sioc->localAddr.ss_family == AF_UNIX &&
+        !getsockopt(sioc->fd, SOL_SOCKET, SO_SNDBUF, &now, &size) &&
+        now < bytes) {
         setsockopt(sioc->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
     }
 }

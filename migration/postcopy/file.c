@@ -85,7 +85,6 @@
 
 /* Threads that read what must be waited for: a slow disk serves several */
 #define READERS 4
-#define BUFFERS_SIZE ((READERS + 1) * RUN_SIZE)
 
 /*
  * For how long, in ns from the first page on, the guest waits for its working
@@ -152,10 +151,6 @@ struct PostcopyFile {
     QemuThread readers[READERS];
     /* The kernel has UFFDIO_MOVE.  Constant once memory may be missing. */
     bool can_move;
-    /* Of RUN_SIZE for each reader and postcopy_file_run()'s thread; constant */
-    void *buffers;
-    /* Atomic */
-    unsigned buffers_taken;
     /* Memory may be missing.  With the BQL. */
     bool reading;
     /* Atomic: how many tasks of the working set there are */
@@ -242,7 +237,6 @@ static void file_free(MigrationIncomingState *mis)
     mis->postcopy->file = NULL;
     close(file->fd);
     g_array_unref(file->blocks);
-    qemu_anon_ram_free(file->buffers, BUFFERS_SIZE);
     while ((task = QTAILQ_FIRST(&file->tasks))) {
         QTAILQ_REMOVE(&file->tasks, task, next);
         g_free(task);
@@ -531,11 +525,6 @@ static void file_push_run(RAMBlock *rb, ram_addr_t start, ram_addr_t size,
     file_push(opaque, rb, start, size);
 }
 
-static void *file_buffer(struct PostcopyFile *file)
-{
-    return file->buffers + qatomic_fetch_inc(&file->buffers_taken) * RUN_SIZE;
-}
-
 static void *file_reader_thread(void *opaque);
 
 static int file_begin(MigrationIncomingState *mis, Error **errp)
@@ -555,15 +544,8 @@ static int file_begin(MigrationIncomingState *mis, Error **errp)
         error_setg(errp, "cannot empty the guest's memory");
         return -EINVAL;
     }
-    file->buffers = qemu_anon_ram_alloc(BUFFERS_SIZE, NULL, false, false);
-    if (!file->buffers) {
-        error_setg_errno(errp, errno, "no memory for what is read");
-        return -ENOMEM;
-    }
     file->can_move = !uffd_query_features(&features) &&
                      features & UFFD_FEATURE_MOVE;
-    /* It moves huge pages as they are */
-    qemu_madvise(file->buffers, BUFFERS_SIZE, QEMU_MADV_HUGEPAGE);
     postcopy_ram_prepare_discard(mis);
     /* Before the memslots are flagged, which asks what is missing */
     file_for_blocks(file, file_holes_received);
@@ -845,6 +827,10 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
     }
     buffer = g_malloc(end - start);
     ret = file_read_pages(mis, b, start, end, buffer, wait);
+    if (ret == -EAGAIN && file_is_hole(b, page->start)) {
+        /* It does not wait for its neighbours; written to, it does not exit */
+        return postcopy_receive_page(mis, page, mis->postcopy_tmp_zero_page);
+    }
     if (ret) {
         return ret;
     }
@@ -983,19 +969,29 @@ static bool file_is_huge(struct PostcopyFile *file, PostcopyFileBlock *b,
            bitmap_count_one_with_offset(b->bitmap, first, pages) >= pages / 2;
 }
 
-/*
- * @buffer has been moved.  Where the kernel had to move small pages, their page
- * table is left, so that it would never have a huge page again.  Returns 0, or
- * negative errno: then there is no buffer any more.
- */
-static int file_renew_buffer(void *buffer)
+/* Of RUN_SIZE, a huge page if the kernel has one; or NULL */
+static void *file_new_buffer(void)
 {
-    if (mmap(buffer, RUN_SIZE, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
-        return -errno;
+    void *buffer = qemu_anon_ram_alloc(RUN_SIZE, NULL, false, false);
+
+    if (buffer) {
+        qemu_madvise(buffer, RUN_SIZE, QEMU_MADV_HUGEPAGE);
     }
-    qemu_madvise(buffer, RUN_SIZE, QEMU_MADV_HUGEPAGE);
-    return 0;
+    return buffer;
+}
+
+/*
+ * It has been moved.  Where the kernel had to move small pages, their page
+ * table is left, so that there would never be a huge page again.
+ */
+static void file_renew_buffer(void **buffer)
+{
+    void *fresh = file_new_buffer();
+
+    if (fresh) {
+        qemu_anon_ram_free(*buffer, RUN_SIZE);
+        *buffer = fresh;
+    }
 }
 
 /*
@@ -1004,7 +1000,7 @@ static int file_renew_buffer(void *buffer)
  */
 static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
                               const PostcopyPage *page, size_t size,
-                              void *buffer)
+                              void **buffer)
 {
     ram_addr_t to_next = RUN_SIZE - ((uintptr_t)page->host & (RUN_SIZE - 1));
     ram_addr_t end = MIN(page->start + MIN(size, to_next),
@@ -1015,13 +1011,17 @@ static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
         postcopy_mirror(page->rb, page->start)) {
         return file_place(mis, page, true) ?: page->size;
     }
-    ret = file_read_pages(mis, b, page->start, end, buffer, true);
+    if (!*buffer) {
+        return -ENOMEM;
+    }
+    ret = file_read_pages(mis, b, page->start, end, *buffer, true);
     if (!ret && file_is_huge(mis->postcopy->file, b, page->start, end)) {
-        file_clear_holes(b, page->start, end, buffer);
-        ret = postcopy_receive_pages(mis, page, RUN_SIZE / page->size, buffer,
-                                     true) ?: file_renew_buffer(buffer);
+        file_clear_holes(b, page->start, end, *buffer);
+        ret = postcopy_receive_pages(mis, page, RUN_SIZE / page->size, *buffer,
+                                     true);
+        file_renew_buffer(buffer);
     } else if (!ret) {
-        ret = file_place_parts(mis, b, page->start, end, buffer, false);
+        ret = file_place_parts(mis, b, page->start, end, *buffer, false);
     }
     return ret ?: end - page->start;
 }
@@ -1039,7 +1039,7 @@ static void file_read_ahead(struct PostcopyFile *file, PostcopyFileBlock *b,
 
 /* While it is paused, and after an error, a recovery asks again */
 static void file_do_task(MigrationIncomingState *mis, const FileTask *task,
-                         void *buffer)
+                         void **buffer)
 {
     PostcopyFileBlock *b = file_block(mis->postcopy->file, task->rb);
     PostcopyPage page = postcopy_page(task->rb, task->start);
@@ -1063,19 +1063,20 @@ static void *file_reader_thread(void *opaque)
 {
     MigrationIncomingState *mis = opaque;
     struct PostcopyFile *file = mis->postcopy->file;
-    void *buffer = file_buffer(file);
+    void *buffer = file_new_buffer();
     FileTask *task;
 
     rcu_register_thread();
     while ((task = file_pop(file))) {
         if (!qatomic_read(&file->paused)) {
-            file_do_task(mis, task, buffer);
+            file_do_task(mis, task, &buffer);
         }
         if (task->size) {
             qatomic_dec(&file->ahead);
         }
         g_free(task);
     }
+    qemu_anon_ram_free(buffer, RUN_SIZE);
     rcu_unregister_thread();
     return NULL;
 }
@@ -1139,7 +1140,7 @@ static void file_follow(struct PostcopyFile *file, guint *i, size_t *bit)
  * Returns 0 if in a whole round over the blocks nothing was missing, -EIO if it
  * is paused, or negative errno
  */
-static int file_place_rest(MigrationIncomingState *mis, void *buffer)
+static int file_place_rest(MigrationIncomingState *mis, void **buffer)
 {
     struct PostcopyFile *file = mis->postcopy->file;
     unsigned bits = qemu_target_page_bits();
@@ -1191,7 +1192,7 @@ static int file_place_rest(MigrationIncomingState *mis, void *buffer)
 }
 
 /* Returns whether all has been placed; if not, it is paused */
-static bool file_place_all(MigrationIncomingState *mis, void *buffer)
+static bool file_place_all(MigrationIncomingState *mis, void **buffer)
 {
     /*
      * What another thread has claimed, and cannot place, is for the next pass
@@ -1215,15 +1216,16 @@ static void *file_thread(void *opaque)
 {
     MigrationIncomingState *mis = opaque;
     struct PostcopyFile *file = mis->postcopy->file;
-    void *buffer = file_buffer(file);
+    void *buffer = file_new_buffer();
 
     rcu_register_thread();
     /* In the end it sets paused, so that nobody pauses what is over */
-    while (!file_place_all(mis, buffer) || qatomic_xchg(&file->paused, true)) {
+    while (!file_place_all(mis, &buffer) || qatomic_xchg(&file->paused, true)) {
         qemu_sem_wait(&file->recovered);
         postcopy_fault_ask_again(mis);
     }
     trace_postcopy_file_end();
+    qemu_anon_ram_free(buffer, RUN_SIZE);
     file_end_recording(file, true);
     file_readers_stop(file);
     postcopy_ram_incoming_cleanup(mis);

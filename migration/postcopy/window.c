@@ -16,8 +16,7 @@
 #include "qemu/units.h"
 #include "window.h"
 
-/* Limits of a slice and of a queue, in bytes */
-#define SLICE_LEAST     (16 * KiB)
+/* Limits of a queue, in bytes */
 #define QUEUE_LEAST     (64 * KiB)
 #define QUEUE_FIRST     (128 * KiB)
 #define QUEUE_MOST      (256 * MiB)
@@ -91,7 +90,7 @@ static void queue_set_limit(const PostcopyWindow *w, PostcopyQueue *q)
     int64_t ns = w->least_delay;
 
     if (window_little(w)) {
-        q->limit = SLICE_LEAST;
+        q->limit = POSTCOPY_SLICE_LEAST;
     } else if (ns == INT64_MAX || !rate) {
         q->limit = QUEUE_FIRST;
     } else {
@@ -113,12 +112,12 @@ static void window_set_limits(PostcopyWindow *w)
     w->stretch = queue_rate(&w->path) / PINGS_PER_S;
     w->stretch = MAX(w->stretch, w->path.limit / PINGS_MOST);
     w->stretch = MIN(w->stretch, w->path.limit / PINGS_LEAST);
-    w->stretch = MAX(w->stretch, SLICE_LEAST);
+    w->stretch = MAX(w->stretch, POSTCOPY_SLICE_LEAST);
     w->slice = postcopy_window_rate(w) * (w->slice_ns / SCALE_US) / 1000000;
     if (queue_rate(&w->link)) {
         w->slice = MAX(w->slice, w->link.limit / SLICES);
     }
-    w->slice = MIN(MAX(w->slice, SLICE_LEAST), w->stretch);
+    w->slice = MIN(MAX(w->slice, POSTCOPY_SLICE_LEAST), w->stretch);
 }
 
 static void queue_begin_round(PostcopyQueue *q, int64_t now)
@@ -192,10 +191,10 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
         return;
     }
     rate = (left - q->round_left) * 1000000 / (ns / SCALE_US);
-    /* One that was not full, as the kernel holds less, has this rate at least */
-    if (q->was_full || rate > before) {
+    /* The path may never be full, as a kernel holds less: it has this at least */
+    if (q->was_full || (q == &w->path && rate > before)) {
         /* The first rate has nothing to have grown from */
-        if (q->was_full && before && q->growing) {
+        if (before && q->growing) {
             q->growing = rate > before / 4 * 5 ? STALE_ROUNDS : q->growing - 1;
         }
         q->rate = MAX(q->rate, rate);

@@ -10,6 +10,9 @@
 /* PINGs that have not been answered, at most; a power of two */
 #define POSTCOPY_WINDOW_PINGS 64
 
+/* Bytes of a slice, at least */
+#define POSTCOPY_SLICE_LEAST (16 * 1024)
+
 /* One of the two queues that hold what is on its way */
 typedef struct PostcopyQueue {
     /* Bytes: that may be in it, and that have left it since it was made */

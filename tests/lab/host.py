@@ -68,6 +68,7 @@ class Job(Output):
         if self.running:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._join()
 
     def wait(self, timeout: float = TIMEOUT_S) -> Result:
         try:

@@ -25,6 +25,8 @@ typedef struct Link {
     int64_t others;
     /* Who acknowledges is a proxy, at once, and the link is behind it */
     bool proxy;
+    /* ns that the source takes for each slice, beside its bytes */
+    int64_t work;
 } Link;
 
 /* More than are ever on their way */
@@ -111,6 +113,14 @@ static void look(Source *s)
     }
 }
 
+static bool is_answered(const Source *s)
+{
+    const PostcopyWindow *w = &s->window;
+
+    return w->answered != w->pinged &&
+           s->now >= s->answers[w->answered % POSTCOPY_WINDOW_PINGS];
+}
+
 /* Returns the share of the link that was used */
 static double run_until(Source *s, int64_t end)
 {
@@ -122,8 +132,9 @@ static double run_until(Source *s, int64_t end)
         int64_t next = INT64_MAX;
 
         look(s);
-        while (!postcopy_window_full(w)) {
+        while (!postcopy_window_full(w) && s->now < end && !is_answered(s)) {
             send_slice(s);
+            s->now += s->link->work;
             look(s);
         }
         if (w->answered != w->pinged) {
@@ -133,9 +144,10 @@ static double run_until(Source *s, int64_t end)
             next = MIN(next, s->now + 250 * SCALE_US);
         }
         g_assert_cmpint(next, !=, INT64_MAX);
-        s->now = MAX(s->now, next);
-        if (w->answered != w->pinged &&
-            s->now >= s->answers[w->answered % POSTCOPY_WINDOW_PINGS]) {
+        if (!s->link->work || postcopy_window_full(w)) {
+            s->now = MAX(s->now, next);
+        }
+        if (is_answered(s)) {
             g_assert_true(postcopy_window_pong(w, s->now, w->answered));
         }
     }
@@ -183,6 +195,22 @@ static void test_links(void)
                             100 * KiB * NANOSECONDS_PER_SECOND / link.rate);
         }
     }
+}
+
+/*
+ * The source's processor is the limit, so that no queue is ever full: larger
+ * slices make it faster, and it finds that out
+ */
+static void test_busy_source(void)
+{
+    static const Link link = {
+        .rate = 1500000000, .delay = 20 * SCALE_US, .proxy = true,
+        .work = 60 * SCALE_US,
+    };
+    g_autoptr(Source) s = source_new(&link);
+
+    g_test_message("used %.2f", run_until(s, NANOSECONDS_PER_SECOND));
+    g_assert_cmpfloat(run_until(s, 2 * NANOSECONDS_PER_SECOND), >=, 0.6);
 }
 
 /* The destination is off its processor: that is no queue */
@@ -310,6 +338,7 @@ int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
     g_test_add_func("/postcopy-window/links", test_links);
+    g_test_add_func("/postcopy-window/busy-source", test_busy_source);
     g_test_add_func("/postcopy-window/busy-destination", test_busy_destination);
     g_test_add_func("/postcopy-window/busy-processors", test_busy_processors);
     g_test_add_func("/postcopy-window/other-traffic", test_other_traffic);
