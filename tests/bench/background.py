@@ -154,7 +154,7 @@ def main():
     parser = cli.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="1 round, TCP")
     parser.add_argument("--rounds", type=int, help="(5)")
-    parser.add_argument("--memory", type=int, default=1024, metavar="MIB", help="of the guest (1024)")
+    parser.add_argument("--memory", type=int, default=2048, metavar="MIB", help="of the guest (2048)")
     parser.add_argument("--transport", nargs="+", choices=(*postcopy.URIS, "tls"), help="(all)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:1], help="of memory (pages)")
     parser.add_argument("--fetch", nargs="+", type=int, default=[0, 1, 4, 8], metavar="N", help="channels (0 1 4 8)")
