@@ -21,8 +21,8 @@ SHOWN = (("waited touch, p50, us", "waited_p50_us", "{:.0f}"), ("p99, us", "wait
 
 
 def resume(lab, way, cpus, options):
-    with Machine(lab, capabilities=["mapped-ram"], cpus=cpus, mem=options.memory * cpus, memory_mb=64 + options.memory * cpus,
-                 seed=1) as machine:
+    mem = options.memory * cpus
+    with Machine(lab, capabilities=["mapped-ram"], cpus=cpus, mem=mem, memory_mb=mem + 64, seed=1) as machine:
         machine.save()
         boot = machine.side.report().the("boot")
         machine.side.end()
