@@ -75,6 +75,18 @@ def icount_title(options):
     return ", time by instructions" if options.icount else ""
 
 
+def in_turn(ways, rounds, measure, told):
+    """{way: figures of each round}: measure(way) once a round, every other round backwards. told(way, figures): what is
+    said of each."""
+    runs: dict[str, list[Figures]] = {way: [] for way in ways}
+    for n in range(rounds):
+        for way in list(ways)[::-1 if n % 2 else 1]:
+            figures = measure(way)
+            runs[way].append(figures)
+            say(told(way, figures))
+    return runs
+
+
 def write(name, figures, title, text, pictures=()):
     """To build/reports: NAME.json, and NAME.md, the section of the report.
 

@@ -202,20 +202,19 @@ def cases(options):
 
 
 def measure(place, case, options):
-    """{milliseconds of a read: {way: figures of each round}}"""
-    runs: dict[float, dict[str, list[Figures]]] = {
-        ms: {way: [] for way in options.ways} for ms in options.read_ms}
+    """For each time of a read, in ms: {way: figures of each round}"""
+    runs = []
     with LinuxMachine(place, case["guest_mib"], shlex.split(options.words), options.memory, cpus=options.cpus,
                       mem=case["used_mib"], capabilities=["mapped-ram"]) as machine:
         machine.save_both()
-        for ms, of in runs.items():
-            if "set" in of:
-                machine.resume("first", int(ms * 1000))
-            for n in range(options.rounds):
-                for way in list(of)[::-1 if n % 2 else 1]:
-                    of[way].append(machine.resume(way, int(ms * 1000)))
-                    say(f"{name_of(case, ms)}, {way}: work done in {of[way][-1]['work_ms']:.0f} ms")
-    return [{"case": case | {"read_ms": ms}, "runs": of} for ms, of in runs.items()]
+        for ms in options.read_ms:
+            us, name = int(ms * 1000), name_of(case, ms)
+            if "set" in options.ways:
+                machine.resume("first", us)
+            runs.append({"case": case | {"read_ms": ms}, "runs": bench.in_turn(
+                options.ways, options.rounds, lambda way, us=us: machine.resume(way, us),
+                lambda way, figures, name=name: f"{name}, {way}: work done in {figures['work_ms']:.0f} ms")})
+    return runs
 
 
 def name_of(case, ms):

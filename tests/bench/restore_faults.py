@@ -7,14 +7,14 @@ waited, and writes build/reports/restore-faults.json.
 """
 from tests.bench import bench, postcopy
 from tests.bench.restore import show_runs
+from tests.bench.restore_many import FILE
 from tests.lab import cli
-from tests.lab.cli import say
 from tests.lab.lab import Lab
 from tests.lab.pair import until
 from tests.lab.snapshot import Machine
 
 WAYS = {"userfaultfd": "off", "exits": "on"}
-FILE = ("-global", "migration.restore-background=off", "-global", "migration.postcopy-async-pf=off")
+UNTOLD = ("-global", "migration.postcopy-async-pf=off")
 SHOWN = (("waited touch, p50, us", "waited_p50_us", "{:.0f}"), ("p99, us", "waited_p99_us", "{:.0f}"),
          ("touches that waited", "waited_count", "{:.0f}"), ("faults", "faults_count", "{:.0f}"),
          ("of them exits", "exits_count", "{:.0f}"))
@@ -27,7 +27,7 @@ def resume(lab, way, cpus, options):
         boot = machine.side.report().the("boot")
         machine.side.end()
         side = machine.load(capabilities=("mapped-ram", "postcopy-ram"),
-                            arguments=(*FILE, "-global", f"migration.postcopy-fault-exits={WAYS[way]}"))
+                            arguments=(*FILE, *UNTOLD, "-global", f"migration.postcopy-fault-exits={WAYS[way]}"))
         until(lambda: side.cmd("query-status")["status"] == "paused", "the guest is there")
         side.cmd("cont")
         side.wait_event("end")
@@ -41,12 +41,9 @@ def resume(lab, way, cpus, options):
 
 def measure(lab, options):
     for cpus in options.cpus:
-        runs: dict[str, list[bench.Figures]] = {way: [] for way in WAYS}
-        for n in range(options.rounds):
-            for way in list(runs)[::-1 if n % 2 else 1]:
-                runs[way].append(resume(lab, way, cpus, options))
-                say(f"{cpus} vCPUs, {way}: {runs[way][-1]['waited_p50_us']:.0f} us")
-        yield {"case": {"vcpus_count": cpus}, "runs": runs}
+        yield {"case": {"vcpus_count": cpus}, "runs": bench.in_turn(
+            WAYS, options.rounds, lambda way, cpus=cpus: resume(lab, way, cpus, options),
+            lambda way, figures, cpus=cpus: f"{cpus} vCPU(s), {way}: {figures['waited_p50_us']:.0f} us")}
 
 
 def show(results):

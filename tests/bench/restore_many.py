@@ -12,7 +12,6 @@ import time
 from tests.bench import bench
 from tests.bench.restore import TIMEOUT_S, WAYS, LinuxMachine, fill_mib, show_runs
 from tests.lab import cli
-from tests.lab.cli import say
 from tests.lab.host import Host
 from tests.lab.pair import FORK, QMP_PORT, STOCK, until
 from tests.lab.paths import qemu
@@ -52,12 +51,10 @@ def measure(place, options):
                       capabilities=["mapped-ram"]) as machine:
         machine.save_both()
         for number in options.guests:
-            runs: dict[str, list[bench.Figures]] = {way: [] for way in options.ways}
-            for n in range(options.rounds):
-                for way in list(runs)[::-1 if n % 2 else 1]:
-                    runs[way].append(resume(machine, way, number))
-                    say(f"{number} guests, {way}: work done in {runs[way][-1]['work_ms']:.0f} ms")
-            yield {"case": {"guests_count": number}, "runs": runs}
+            yield {"case": {"guests_count": number}, "runs": bench.in_turn(
+                options.ways, options.rounds, lambda way, number=number: resume(machine, way, number),
+                lambda way, figures, number=number:
+                f"{number} guests, {way}: work done in {figures['work_ms']:.0f} ms")}
 
 
 def show(results):

@@ -192,13 +192,10 @@ def run(options):
             if available_mib < case["guest_mib"] * 1.5 + 512:
                 say(f"{name_of(case)}: left out, there are {available_mib} MiB")
                 continue
-            runs: dict[str, list[Figures]] = {variant: [] for variant in VARIANTS}
-            for n in range(options.rounds):
-                for variant in VARIANTS[::-1 if n % 2 else 1]:
-                    runs[variant].append(measure(lab, variant, case, options))
-                    say(f"{name_of(case)}, {variant}: setup "
-                        f"{runs[variant][-1]['setup_us'] / 1000:.1f} ms")
-            results.append({"case": case, "runs": runs})
+            results.append({"case": case, "runs": bench.in_turn(
+                VARIANTS, options.rounds, lambda variant, case=case: measure(lab, variant, case, options),
+                lambda variant, figures, case=case:
+                f"{name_of(case)}, {variant}: setup {figures['setup_us'] / 1000:.1f} ms")})
         about |= {"qemu_kernel_release": lab.run("uname -r", check=True).output.strip(),
                   "accelerator": " ".join(lab.qemu_words),
                   "qemu_versions": {v: lab.run(f"{qemu(lab.arch, v)} --version", check=True).output.splitlines()[0]
