@@ -41,11 +41,13 @@ typedef struct GuestTimeState {
     GuestTimeOfDay then;
     /*
      * How long before it the source asked the destination, and had its answer:
-     * ns of the source's CLOCK_MONOTONIC; 0: it has not asked.
+     * ns of the source's CLOCK_MONOTONIC; 0: it has not asked.  With
+     * cpr-transfer, where nobody asks, asked_ns is @base.
      */
     uint64_t asked_ns, answered_ns;
     /* If it was taken here: CLOCK_MONOTONIC before and after, in ns */
     int64_t before, after;
+    int64_t base;   /* of this host at @then: see guest_time_base() */
     int64_t begun;  /* CLOCK_MONOTONIC at guest_time_state_start() */
 } GuestTimeState;
 
@@ -126,8 +128,8 @@ GuestTimeLimits guest_time_limits(uint64_t asked_ns, uint64_t answered_ns,
 /**
  * guest_time_gap: nanoseconds from @then to @now
  *
- * Uses TAI, which knows of leap seconds, if both hosts know it.  @limits is
- * NULL if there are none.  Returns NULL, or why @gap cannot be counted.  Unless
+ * Uses TAI if both hosts know it and a leap second has just been: otherwise a
+ * difference is one of them's mistake.  @limits is NULL if there are none.  Returns NULL, or why @gap cannot be counted.  Unless
  * @check, it is only refused if it is negative or longer than @max_ms;
  * otherwise also if the hosts' clocks are not known to be right.
  * No Error: unit tests compile this function without QEMU.

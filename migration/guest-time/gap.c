@@ -77,7 +77,7 @@ const char *guest_time_gap(const GuestTimeOfDay *then,
 {
     uint64_t ns = now->realtime - then->realtime;
 
-    if (then->tai_offset && now->tai_offset) {
+    if (now->leap && then->tai_offset && now->tai_offset) {
         ns += ((int64_t)now->tai_offset - then->tai_offset) * NS_PER_S;
     }
     gap->ns = ns;

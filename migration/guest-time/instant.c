@@ -86,6 +86,26 @@ void guest_time_fill_info(MigrationInfo *info)
     info->guest_time = QAPI_CLONE(GuestTimeInfo, guest_time_current()->info);
 }
 
+/*
+ * This host's CLOCK_REALTIME less its CLOCK_MONOTONIC, in ns: by how much it
+ * differs later, somebody has set the time of day meanwhile
+ */
+static int64_t guest_time_base(void)
+{
+    int64_t base = 0, least = INT64_MAX;
+
+    for (int i = 0; i < 10; i++) {
+        int64_t before = get_clock(), now = get_clock_realtime();
+        int64_t took = get_clock() - before;
+
+        if (took < least) {
+            least = took;
+            base = now - before - took / 2;
+        }
+    }
+    return base;
+}
+
 bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,
                            RunState state)
 {
@@ -98,6 +118,7 @@ bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,
     if (!guest_time_may_take() || state != RUN_STATE_FINISH_MIGRATE) {
         return false;
     }
+    s->base = guest_time_base();
     s->before = get_clock();
     s->valid = ops->take(s, &err);
     s->after = get_clock();
@@ -108,7 +129,12 @@ bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,
         error_free(err);
         return false;
     }
-    guest_time_since_asked(s->before, s->after, &s->asked_ns, &s->answered_ns);
+    if (migrate_mode() == MIG_MODE_CPR_TRANSFER) {
+        s->asked_ns = s->base;
+    } else {
+        guest_time_since_asked(s->before, s->after, &s->asked_ns,
+                               &s->answered_ns);
+    }
     untold = guest_time_untold();
     s->told = !untold;
     info = guest_time_info_begin(s->told, untold);
@@ -205,6 +231,7 @@ void guest_time_state_post_load(GuestTimeState *s)
     /* Not from a snapshot, whatever it holds */
     s->valid = s->told = s->incoming && guest_time_may_take();
     s->here = migrate_mode() == MIG_MODE_CPR_TRANSFER;
+    s->base = s->asked_ns;
     if (s->valid) {
         guest_time_info_begin(true, NULL)->source =
             guest_time_info_host(&s->then);
@@ -273,9 +300,11 @@ int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
         info->destination = guest_time_info_host(&now);
     }
     if (s->here) {
-        /* Its clock cannot differ from itself */
+        /* Its clock cannot differ from itself, but for having been set */
         now.synchronized = then.synchronized = true;
         now.max_error_us = then.max_error_us = 0;
+        now.realtime -= guest_time_base() - s->base;
+        now.tai_offset = then.tai_offset = 0;
     }
     why = guest_time_gap(&then, &now, limited ? &limits : NULL,
                          guest_time_from_file(s) ? UINT64_MAX :

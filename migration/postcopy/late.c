@@ -40,9 +40,10 @@ static void postcopy_watch_look(void *opaque)
     if (postcopy_state_get() == POSTCOPY_INCOMING_END) {
         return;
     }
-    /* While the connection is down, that is known and said */
-    if (now_ms - mis->postcopy->late_warned_ms >= POSTCOPY_LATE_MS &&
-        qatomic_read(&mis->state) == MIGRATION_STATUS_POSTCOPY_ACTIVE) {
+    if (qatomic_read(&mis->state) != MIGRATION_STATUS_POSTCOPY_ACTIVE) {
+        /* That is known and said; after it, pages get as long anew */
+        mis->postcopy->late_warned_ms = now_ms;
+    } else if (now_ms - mis->postcopy->late_warned_ms >= POSTCOPY_LATE_MS) {
         postcopy_watch_warn(mis, now_ms);
     }
     timer_mod(mis->postcopy->late_timer, now_ms + POSTCOPY_WATCH_MS);

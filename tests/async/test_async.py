@@ -223,8 +223,9 @@ def test_kexec(lab):
 
 
 @slow
-def test_processor_is_unplugged(lab):
-    """Tasks wait for pages that they have missed on a processor that is gone when these come."""
+@pytest.mark.parametrize("end", ["finish", "quit"])
+def test_processor_is_unplugged(lab, end):
+    """Tasks wait for pages that they have missed on a processor that is gone when these come, or when QEMU ends."""
     second = ("-device", "max-x86_64-cpu,id=second,socket-id=0,core-id=1,thread-id=0")
     with held(lab, cpus="1,maxcpus=2", source_options=second, destination_options=second) as pair:
         hold(pair)
@@ -232,6 +233,10 @@ def test_processor_is_unplugged(lab):
         pair.source.signal("CONT")
         until(lambda: any(e["event"] == "DEVICE_DELETED" for e in pair.destination.qmp.get_events()),
               "the guest ejects its second processor", timeout=90)
+        if end == "quit":
+            pair.destination.cmd("quit")
+            assert not pair.destination.job.wait().rc
+            return
         finish(pair)
         all_delivered(pair)
         assert len(pair.destination.cmd("query-cpus-fast")) == 1

@@ -9,6 +9,7 @@ from qemu.qmp import ExecuteError
 
 from tests.lab.clocks import (
     ClockPair,
+    kvmclock_ns,
     later_reports,
     lines_after,
     numbers,
@@ -18,6 +19,7 @@ from tests.lab.clocks import (
 )
 from tests.lab.lab import Lab, tsc_khz
 from tests.lab.pair import FORK, INJECT, STOCK, Side, until
+from tests.lab.text import search
 
 GAP_S = 2
 HELD = ("-S",)      # the destination does not run before "cont"
@@ -237,10 +239,17 @@ def test_large_error(lab, asked):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["stopped", "continuous"])
 def test_destination_is_killed(lab, policy):
-    """The guest goes on on the source, and its clocks are those of a guest that was moved."""
+    """The guest goes on on the source, and its clocks are those of a guest that was moved, though somebody sets the
+    host's meanwhile."""
     with ClockPair(lab, source=INJECT, capabilities=None,
                    source_options=("-global", f"migration.guest-time={policy}")) as pair:
-        jump = pair.failed(GAP_S, pair.destination.job.kill)
+        def meanwhile():
+            pair.destination.job.kill()
+            shift(lab, 4)
+        try:
+            jump = pair.failed(GAP_S, meanwhile)
+        finally:
+            shift(lab, -4)
         follows(policy, pair, jump, pair.source)
         assert pair.outcome(pair.source)["counted"] == (0 if policy == "stopped" else pair.outcome(pair.source)["gap"])
 
@@ -341,16 +350,17 @@ def test_vmclock_of_a_slewed_clock(lab):
 @pytest.mark.slow
 @pytest.mark.parametrize("paused", [False, True])
 def test_vmclock_is_unreliable(lab, paused):
-    """After a reset, when the TSC begins anew; and what a destination gets that leaves the page as it is."""
+    """What a destination gets that leaves the page as it is. After a reset, when the TSC begins anew, it is told."""
     with vmclock(lab, destination=STOCK) as pair:
         pair.source.wait_event("ready")
         assert vmclock_status(pair.source) == SYNCHRONIZED
         pair.source.cmd("set-action", reboot="reset")
         pair.source.cmd("system_reset")
-        until(lambda: vmclock_status(pair.source) == UNRELIABLE, "the page is reset")
-        pair.source.cmd("stop")
-        pair.source.cmd("cont")
+        until(lambda: [text for name, text in pair.source.trace() if name == "vmclock_update"][1:], "it is told anew")
         assert vmclock_status(pair.source) == SYNCHRONIZED
+        counters = [int.from_bytes(pair.source.memory(VMCLOCK, 64)[40:48], "little"), *(
+            int(search(r"counter (\d+)", text)[1]) for name, text in pair.source.trace() if name == "vmclock_update")]
+        assert counters[0] == counters[2] < counters[1], counters
         if paused:
             pair.source.cmd("stop")
         pair.source.cmd("migrate", uri=pair.listen())
@@ -643,11 +653,15 @@ def test_machines_without_versions(lab, machine, cpus):
 
 @pytest.mark.slow
 def test_frequency_within_tolerance(lab):
-    """KVM does not scale a TSC that is asked to be 100 ppm faster."""
-    cpu = ("-cpu", f"max,tsc-frequency={tsc_khz() * 10001 // 10000 * 1000}")
-    with held(lab, policy="continuous", source_options=cpu, destination_options=cpu) as pair:
+    """KVM does not scale a TSC that is asked to be 100 ppm faster, and vmclock tells how fast it is."""
+    words = ("-cpu", f"max,tsc-frequency={tsc_khz() * 10001 // 10000 * 1000}", "-device", "vmclock")
+    with held(lab, policy="continuous", source_options=words, destination_options=words, vmclock=1) as pair:
         is_continuous(pair.moved(GAP_S))
         assert not pair.warnings()
+        vmclock_after(pair)
+        page = pair.destination.memory(VMCLOCK, 64)
+        khz = 2 ** (64 + page[39]) / int.from_bytes(page[48:56], "little") / 1000
+        assert abs(khz / tsc_khz() - 1) < 2e-5, khz
 
 
 @pytest.fixture
@@ -735,6 +749,24 @@ def test_snapshot_and_pause(lab, qemu):
             assert not [name for name, _ in side.trace() if name.startswith("kvm_guest_time_st")]
 
 
+def test_background_snapshots(lab):
+    """Their pauses are the guest's time, for its TSC and its kvmclock alike."""
+    with ClockPair(lab, cpus=2, capabilities=None, return_path=False) as pair:
+        side = pair.source
+        side.wait_event("ready")
+        side.set_capabilities("background-snapshot")
+        before = later_reports(side, 2)
+        for _ in range(5):
+            side.cmd("migrate", uri=f"file:{lab.tmp}/snapshot")
+            side.wait_status("completed")
+        after = {event["cpu"]: event for event in later_reports(side, 2)}
+        paused_ms = side.cmd("query-migrate")["downtime"]
+        parted = [kvmclock_ns(after[event["cpu"]], after[event["cpu"]]["tsc"])
+                  - kvmclock_ns(event, after[event["cpu"]]["tsc"]) for event in before]
+        print(f"parted by {parted} ns, the last one paused the guest for {paused_ms} ms")
+        assert max(map(abs, parted)) < RELATION_NS + RELATION_NS_PER_S * 100, parted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("switch, policy", [(None, "stopped"), ("on", "stopped"), ("on", "continuous")])
 def test_cpr_reboot(lab, switch, policy):
@@ -762,7 +794,7 @@ def test_cpr_reboot(lab, switch, policy):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["stopped", "continuous"])
 def test_cpr_transfer(lab, policy):
-    """One host: exact, also if nobody synchronizes its clock."""
+    """One host: exact, also if nobody synchronizes its clock, and somebody sets it."""
     words = ("-machine", "aux-ram-share=on")
     main, cpr = ({"transport": "socket", "type": "unix", "path": f"{lab.tmp}/{name}.sock"} for name in ("main", "cpr"))
     with ClockPair(lab, policy=policy, switch="on", cpus=2, backend="memory-backend-memfd,share=on", capabilities=None,
@@ -782,9 +814,11 @@ def test_cpr_transfer(lab, policy):
         pair.destination.connect()
         pair.wait_completed()
         lab.run(f"sleep {GAP_S}")
+        shift(lab, 4)
+        set_host_clock(lab, None)
         pair.destination.cmd("cont")
         jump = pair.jump_since(was)
-        set_host_clock(lab)
+        shift(lab, -4)
         follows(policy, pair, jump)
         assert not pair.warnings()
 

@@ -135,10 +135,16 @@ def test_beside_preempt(lab):
 
 @slow
 def test_release_ram(lab):
-    """The source gives up what it has sent, and what was clean when the guest left it."""
-    with Pair(lab, exits="on", fetch=4, capabilities=("release-ram",), pattern="shared", mem=16) as pair:
+    """The source gives up what it has sent, and what was clean when the guest left it, but not before it answers."""
+    options = ("-trace", "ram_discard_range", "-trace", "migrate_set_state")
+    with Pair(lab, exits="on", fetch=4, capabilities=("release-ram",), pattern="shared", mem=16,
+              source_options=options) as pair:
         pair.postcopy()
         pair.finish()
+        before, freed = lab.read_file(pair.source.trace_log).decode().split("new state postcopy-active")
+        assert "ram_discard_range" not in before
+        # Pieces of more than a page: what pre-copy has sent
+        assert any(int(length, 16) > 4096 for length in re.findall(r"ram_discard_range .* (\w+)\n", freed))
 
 
 def test_capabilities_later(place):

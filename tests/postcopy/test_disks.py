@@ -8,9 +8,11 @@ import time
 import pytest
 from qemu.qmp import ExecuteError
 
+from tests.lab import tls
 from tests.lab.backends import shared_disk
 from tests.lab.failures import Failures
-from tests.lab.pair import INJECT, Pair, until
+from tests.lab.linux_pair import LinuxPair
+from tests.lab.pair import INJECT, MIB, Pair, until
 from tests.lab.paths import PATIENCE
 from tests.lab.proxy import CHUNK, Copy, Wire, pack, package_of
 
@@ -224,6 +226,52 @@ def test_guest_that_is_stopped_stays_so(place, way):
         assert not pair.destination.report().events
         pair.destination.cmd("cont")
         pair.finish()
+
+
+@pytest.mark.slow
+def test_guest_that_is_stopped_goes_on_to_a_third_host(lab):
+    """Nobody has activated its disk meanwhile."""
+    _, words = shared_disk(lab)
+    with LinuxPair(lab, mem=16, source_options=words, destination_options=words) as pair:
+        pair.source.wait_ready()
+        pair.source.cmd("stop")
+        for hop in range(2):
+            if hop:
+                pair.next()
+            pair.source.cmd("migrate-set-parameters", max_bandwidth=MIB, max_postcopy_bandwidth=0)
+            pair.source.cmd("migrate", uri=pair.listen())
+            pair.source.cmd("migrate-start-postcopy")
+            pair.wait_completed()
+            assert status(pair.destination) == "paused"
+        pair.destination.cmd("cont")
+        pair.check_threads()
+        pair.check_memory()
+
+
+def test_disk_is_copied_beside_postcopy(place):
+    """By NBD and TLS, as where hosts share no storage: the mirror ends while the guest is stopped for the switch."""
+    keys = tls.directory(place)
+    with Pair(place, exits=None, mem=16, pattern="shared", tls=keys) as pair:
+        for side in pair.sides:
+            side.add_disk(8 * MIB)
+        source, destination = pair.sides
+        address = {"host": "127.0.0.1", "port": str(pair.port())}
+        destination.cmd("nbd-server-start", addr={"type": "inet", "data": address}, tls_creds="tls")
+        destination.cmd("block-export-add", id="export", type="nbd", node_name="disk", writable=True)
+        source.cmd("blockdev-add", driver="nbd", node_name="there", export="disk", tls_creds="tls",
+                   server={"type": "inet", **address})
+        source.cmd("blockdev-mirror", job_id="mirror", device="disk", target="there", sync="full")
+        until(lambda: source.cmd("query-jobs")[0]["status"] == "ready", "the mirror is ready")
+        source.set_capabilities("pause-before-switchover")
+        pair.start()
+        source.cmd("migrate-start-postcopy")
+        until(lambda: source.status() == "pre-switchover", "the guest is stopped for the switch")
+        source.cmd("block-job-cancel", device="mirror")
+        until(lambda: not source.cmd("query-jobs"), "the mirror ends")
+        destination.cmd("nbd-server-stop")
+        source.cmd("migrate-continue", state="pre-switchover")
+        source.wait_status("postcopy-active", "completed")
+        pair.finish_fast()
 
 
 def test_stopped_guest_runs_before_its_memory_has_come(place):

@@ -148,3 +148,32 @@ def test_multifd_is_stuck(place, end):
             pair.source.cmd("quit")
             until(lambda: not pair.source.job.running, "QEMU ends")
         pair.destination.signal("KILL")
+
+
+@pytest.mark.parametrize("verify", ["on", pytest.param("off", marks=pytest.mark.slow)])
+def test_recovery_with_a_wrong_certificate(place, verify):
+    """Whichever side refuses it, both are paused again, and recover with the right one."""
+    def words(pki, name):
+        return f"tls-creds-x509,id=tls,dir={pki},endpoint={name},verify-peer=on"
+
+    pki = tls.certificates(place, "127.0.0.1")
+    with Pair(place, mem=16, pattern="shared", source_options=["-object", words(pki, "client")],
+              destination_options=["-object", words(pki, "server")]) as pair:
+        for side in pair.sides:
+            side.cmd("migrate-set-parameters", tls_creds="tls")
+        pair.midst()
+        pair.pause()
+        # Of another authority; QEMU has read the first one's
+        pki = tls.certificates(place, "127.0.0.1")
+        pair.source.cmd("object-add", qom_type="tls-creds-x509", id="wrong", dir=pki, endpoint="client",
+                        verify_peer=verify == "on")
+        pair.source.cmd("migrate-set-parameters", tls_creds="wrong")
+        pair.source.cmd("migrate", uri=pair.listen("migrate-recover"), resume=True)
+        if verify == "on":
+            until(lambda: "certificate" in pair.source.cmd("query-migrate").get("error-desc", ""), "the source refuses")
+        else:
+            # The source does not verify the destination's: that one refuses the source's
+            pair.destination.wait_says("certificate")
+        pair.wait_paused()
+        pair.source.cmd("migrate-set-parameters", tls_creds="tls")
+        pair.recover_and_finish()

@@ -62,6 +62,21 @@ def test_postcopy_begins_among_huge_pages(lab):
         pair.finish()
 
 
+@pytest.mark.parametrize("name", ["auto-converge", pytest.param("xbzrle", marks=pytest.mark.slow)])
+def test_until_the_switch(place, name):
+    """What helps pre-copy has no part in post-copy: a stopped guest is not slowed down."""
+    with Pair(place, exits=None, mem=16, fetch=4, capabilities=(name,)) as pair:
+        def info():
+            return pair.source.cmd("query-migrate")
+        pair.start(bandwidth=16 * MIB)
+        until(lambda: "cpu-throttle-percentage" in info() or info().get("xbzrle-cache", {}).get("pages"), "it works")
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=MIB)
+        pair.source.cmd("migrate-start-postcopy")
+        pair.source.wait_status("postcopy-active")
+        assert "cpu-throttle-percentage" not in info()
+        pair.finish_fast()
+
+
 @pytest.mark.parametrize("end", ["failed", *(pytest.param(end, marks=pytest.mark.slow)
                                              for end in ("cancelled", "completed", "users"))])
 def test_dirty_limit_ends_with_the_migration(lab, end, monkeypatch):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Post-copy that loses its connection while vCPUs wait for pages, and goes on."""
+import time
+
 import pytest
 
 from tests.lab import tls
@@ -205,3 +207,25 @@ def test_recovery_within_a_requested_page(lab):
         assert pair.source.inject.passed("save-within-page")
         pair.recover()
         pair.finish()
+
+
+@slow
+def test_pages_that_do_not_come(place):
+    """The destination warns of them, but not of those of an outage while a recovery asks for them again."""
+    with Pair(place, exits=None, destination=INJECT, mem=16, pattern="shared") as pair:
+        wire = pair.wire(pair.listen())
+        pair.midst(wire.uri)
+        pair.source.signal("STOP")
+        pair.destination.wait_says("are awaited")
+        wire.cut()
+        pair.source.signal("CONT")
+        pair.wait_paused()
+        time.sleep(11)      # as long as it waits before it warns
+        pair.destination.inject.arm("postcopy-ask")
+        pair.source.cmd("migrate", uri=pair.listen("migrate-recover"), resume=True)
+        pair.destination.inject.wait_held("postcopy-ask")
+        time.sleep(2)
+        assert pair.destination.job.output.count("are awaited") == 1
+        pair.destination.inject.release("postcopy-ask")
+        pair.wait_recovered()
+        pair.finish_fast()

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from qemu.qmp import ExecuteError
 
 from tests.lab.backends import CHANNELS
 from tests.lab.host import Host
 from tests.lab.linux_pair import LinuxPair
-from tests.lab.pair import FORK, listens, until
+from tests.lab.pair import FORK, Pair, listens, until
 from tests.lab.qtest import PCI_DATA, PORT, Qtest
 from tests.lab.threads import threads
 
@@ -267,6 +268,33 @@ class Backend:
                 self.calls += descriptors
             if request in ANSWERS:
                 connection.sendall(struct.pack("<III", request, 5, 8) + ANSWERS[request])
+
+
+def filesystem(tmp_path):
+    """Words for a device of such a backend."""
+    Backend(str(tmp_path / "backend"))
+    return ("-chardev", f"socket,id=fs,path={tmp_path}/backend")
+
+
+def test_backend_that_comes_in_postcopy(tmp_path):
+    """It would see zeros where pages are missing: its device can be added once they have come."""
+    with Host("tcg") as host, Pair(host, backend="memfd", exits=None, mem=8,
+                                   destination_options=filesystem(tmp_path)) as pair:
+        def add():
+            pair.destination.cmd("device_add", driver="vhost-user-fs-pci", chardev="fs", tag="fs", id="fs")
+        pair.midst()
+        with pytest.raises(ExecuteError, match="behind chardev 'fs' cannot begin before postcopy has filled"):
+            add()
+        pair.finish_fast()
+        add()
+
+
+def test_backend_without_page_faults(tmp_path):
+    """The error names it."""
+    words = (*filesystem(tmp_path), "-device", "vhost-user-fs-pci,chardev=fs,tag=fs")
+    with Host("tcg") as host, Pair(host, backend="memfd", capabilities=None, destination_options=words) as pair:
+        with pytest.raises(ExecuteError, match="behind chardev 'fs' is not capable of postcopy"):
+            pair.destination.set_capabilities("postcopy-ram")
 
 
 def test_late_call(tmp_path):

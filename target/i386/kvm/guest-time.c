@@ -415,6 +415,12 @@ static bool guest_time_read_now(GuestTimeNow *now)
             return false;
         }
     }
+    if (!scale.frac_bits) {
+        /* Not scaled, since KVM tolerates that the host's is somewhat other */
+        int host = kvm_vm_ioctl(kvm_state, KVM_GET_TSC_KHZ);
+
+        khz = host > 0 ? host : khz;
+    }
     now->counter = guest_tsc_scaled(data.host_tsc, scale) + first;
     now->hz = khz * 1000ULL;
     now->time = guest_time_of_day(data.realtime);
