@@ -89,7 +89,8 @@ void guest_time_set_switch(bool on);
 
 /*
  * What the guest's counter is.  To be called when the guest is about to run, by
- * handlers of a lower priority.  BQL.  Returns false if that is not known.
+ * handlers of a lower priority, or while all vCPUs are paused.  BQL.  Returns
+ * false if that is not known.
  */
 bool guest_time_now(GuestTimeNow *now);
 
@@ -128,10 +129,11 @@ GuestTimeLimits guest_time_limits(uint64_t asked_ns, uint64_t answered_ns,
 /**
  * guest_time_gap: nanoseconds from @then to @now
  *
- * Uses TAI if both hosts know it and a leap second has just been: otherwise a
- * difference is one of them's mistake.  @limits is NULL if there are none.  Returns NULL, or why @gap cannot be counted.  Unless
- * @check, it is only refused if it is negative or longer than @max_ms;
- * otherwise also if the hosts' clocks are not known to be right.
+ * Uses TAI if both hosts know it and a leap second has just been; at other
+ * times they differ only if one of them is wrong.  @limits is NULL if there are
+ * none.  Returns NULL, or why @gap cannot be counted.  Unless @check, it is
+ * only refused if it is negative or longer than @max_ms; otherwise also if the
+ * hosts' clocks are not known to be right.
  * No Error: unit tests compile this function without QEMU.
  */
 const char *guest_time_gap(const GuestTimeOfDay *then,

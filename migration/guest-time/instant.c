@@ -88,19 +88,22 @@ void guest_time_fill_info(MigrationInfo *info)
 
 /*
  * This host's CLOCK_REALTIME less its CLOCK_MONOTONIC, in ns: by how much it
- * differs later, somebody has set the time of day meanwhile
+ * differs later, the time of day was set meanwhile, or the host suspended
  */
 static int64_t guest_time_base(void)
 {
     int64_t base = 0, least = INT64_MAX;
 
     for (int i = 0; i < 10; i++) {
-        int64_t before = get_clock(), now = get_clock_realtime();
-        int64_t took = get_clock() - before;
+        int64_t before = get_clock(), took;
+        struct timespec now;
 
+        clock_gettime(CLOCK_REALTIME, &now);
+        took = get_clock() - before;
         if (took < least) {
             least = took;
-            base = now - before - took / 2;
+            base = now.tv_sec * NANOSECONDS_PER_SECOND + now.tv_nsec -
+                   before - took / 2;
         }
     }
     return base;
@@ -303,8 +306,10 @@ int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
         /* Its clock cannot differ from itself, but for having been set */
         now.synchronized = then.synchronized = true;
         now.max_error_us = then.max_error_us = 0;
-        now.realtime -= guest_time_base() - s->base;
-        now.tai_offset = then.tai_offset = 0;
+        if (s->base) {
+            now.realtime -= guest_time_base() - s->base;
+            now.tai_offset = then.tai_offset = 0;
+        }
     }
     why = guest_time_gap(&then, &now, limited ? &limits : NULL,
                          guest_time_from_file(s) ? UINT64_MAX :

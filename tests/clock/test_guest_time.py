@@ -350,7 +350,7 @@ def test_vmclock_of_a_slewed_clock(lab):
 @pytest.mark.slow
 @pytest.mark.parametrize("paused", [False, True])
 def test_vmclock_is_unreliable(lab, paused):
-    """What a destination gets that leaves the page as it is. After a reset, when the TSC begins anew, it is told."""
+    """What a destination gets that leaves the page as it is. After a reset, when the TSC may begin anew, it is told."""
     with vmclock(lab, destination=STOCK) as pair:
         pair.source.wait_event("ready")
         assert vmclock_status(pair.source) == SYNCHRONIZED
@@ -360,7 +360,7 @@ def test_vmclock_is_unreliable(lab, paused):
         assert vmclock_status(pair.source) == SYNCHRONIZED
         counters = [int.from_bytes(pair.source.memory(VMCLOCK, 64)[40:48], "little"), *(
             int(search(r"counter (\d+)", text)[1]) for name, text in pair.source.trace() if name == "vmclock_update")]
-        assert counters[0] == counters[2] < counters[1], counters
+        assert counters[0] == counters[2] != counters[1], counters
         if paused:
             pair.source.cmd("stop")
         pair.source.cmd("migrate", uri=pair.listen())

@@ -42,9 +42,9 @@
 }
 
 /*
- * The VM is stopped, and this thread has the BQL.  So no vCPU thread is in an
- * ioctl, and this thread calls those of the vCPUs: to wake each vCPU thread for
- * each ioctl would take most of the time.
+ * vCPUs are stopped or paused, and this thread has the BQL.  So no vCPU thread
+ * is in an ioctl, and this thread calls those of the vCPUs: to wake each vCPU
+ * thread for each ioctl would take most of the time.
  */
 static bool guest_time_offset(CPUState *cs, int request, uint64_t *offset)
 {
@@ -416,7 +416,7 @@ static bool guest_time_read_now(GuestTimeNow *now)
         }
     }
     if (!scale.frac_bits) {
-        /* Not scaled, since KVM tolerates that the host's is somewhat other */
+        /* KVM does not scale for a difference that it tolerates */
         int host = kvm_vm_ioctl(kvm_state, KVM_GET_TSC_KHZ);
 
         khz = host > 0 ? host : khz;
