@@ -53,7 +53,7 @@ def test_error_while_devices_are_loaded(lab):
     with loading(lab, lie) as (pair, _):
         lie.bad = True
         until(lambda: not pair.destination.job.running, "the destination ends")
-        assert "has failed while the devices were loaded" in pair.destination.job.output
+        pair.destination.wait_says("has failed while the devices were loaded")
         pair.source.wait_status("failed")
         until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on")
         assert Failures(pair).ended() == Ended.SOURCE
@@ -65,7 +65,7 @@ def test_end_before_the_devices_are_loaded(place):
     lie = InPackage(100_000 * PING, behind=bytes([VM_EOF]))
     with loading(place, lie, until_waits=False) as (pair, _):
         until(lambda: not pair.destination.job.running, "the destination ends")
-        assert "has ended the stream without the page" in pair.destination.job.output
+        pair.destination.wait_says("has ended the stream without the page")
         # Behind so many answers, its last word may be lost: then migrate_cancel returns the guest.
         assert Failures(pair).ended() == Ended.SOURCE
 
@@ -79,7 +79,7 @@ def test_package_fails_behind_the_answer(place):
         until(lambda: ("source_return_path_thread_pong", "0x3") in pair.source.trace(), "the answer")
         wire.cut()
         until(lambda: not pair.destination.job.running, "the destination ends")
-        assert "received with no return path" in pair.destination.job.output
+        pair.destination.wait_says("received with no return path")
         pair.source.wait_status("postcopy-paused")
 
 

@@ -180,7 +180,7 @@ def test_destination_cannot_take_its_disks(place, in_use, way, start):
         else:
             pair.precopy()
         until(lambda: status(pair.destination) == "paused", "the guest is paused")
-        assert LOCK in pair.destination.job.output
+        pair.destination.wait_says(LOCK)
         assert any(event["event"] == "STOP" for event in pair.destination.qmp.get_events())
         assert_cont_is_refused(pair.destination)
         free()

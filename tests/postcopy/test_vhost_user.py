@@ -218,7 +218,7 @@ def test_backend_dies_at_the_end(lab):
         pair.signal_backend("KILL")
         pair.finish()
         pair.until_reports(len(pair.destination.report().lines) + 10)
-        assert "Failed to receive reply to postcopy_end" in pair.destination.job.output
+        pair.destination.wait_says("Failed to receive reply to postcopy_end")
 
 
 @pytest.mark.parametrize("way", ["post-copy", pytest.param("pre-copy", marks=slow)])
@@ -232,7 +232,7 @@ def test_backend_of_the_source_dies(lab, way):
         else:
             pair.source.cmd("migrate-set-parameters", max_bandwidth=0, downtime_limit=20000)
         pair.source.wait_status("failed")
-        assert "the backend of disk has ended" in pair.source.job.output
+        pair.source.wait_says("the backend of disk has ended")
         until(lambda: pair.source.cmd("query-status")["running"], "the guest goes on")
         seen = pair.transfers(pair.source)
         pair.start_backend(lab, "source")
@@ -292,9 +292,9 @@ def test_backend_that_comes_in_postcopy(tmp_path):
 def test_backend_without_page_faults(tmp_path):
     """The error names it."""
     words = (*filesystem(tmp_path), "-device", "vhost-user-fs-pci,chardev=fs,tag=fs")
-    with Host("tcg") as host, Pair(host, backend="memfd", capabilities=None, destination_options=words) as pair:
-        with pytest.raises(ExecuteError, match="behind chardev 'fs' is not capable of postcopy"):
-            pair.destination.set_capabilities("postcopy-ram")
+    with (Host("tcg") as host, Pair(host, backend="memfd", capabilities=None, destination_options=words) as pair,
+          pytest.raises(ExecuteError, match="behind chardev 'fs' is not capable of postcopy")):
+        pair.destination.set_capabilities("postcopy-ram")
 
 
 def test_late_call(tmp_path):
