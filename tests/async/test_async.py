@@ -2,6 +2,7 @@
 """Async page faults from vCPU exits, taken by a Linux guest. On x86-64 it knows nothing of them; on arm64 it
 is the lab's, which has the guest's side."""
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -162,6 +163,27 @@ def test_second_migration_while_tasks_wait(lab):
         pair.source.cmd("migrate-set-parameters", max_bandwidth=0)
         pair.source.cmd("migrate", uri=pair.listen())
         pair.destination.wait_status("completed")
+        pair.destination.cmd("cont")
+        pair.check_threads()
+        pair.check_memory()
+
+
+@slow
+def test_on_to_a_qemu_that_knows_nothing_of_it(lab):
+    """Its KVM wakes the tasks, and so does that of the next one, which is ours again."""
+    with held(lab) as pair:
+        hold(pair)
+        pair.destination.cmd("stop")
+        pair.source.signal("CONT")
+        pair.fast()
+        pair.destination.wait_status("completed")
+        pair.exits = None       # which the other one does not know
+        for qemu in STOCK, FORK:
+            pair.plans = [replace(plan, qemu=qemu) for plan in pair.plans]
+            pair.next()
+            pair.source.cmd("migrate-set-parameters", max_bandwidth=0)
+            pair.source.cmd("migrate", uri=pair.listen())
+            pair.destination.wait_status("completed")
         pair.destination.cmd("cont")
         pair.check_threads()
         pair.check_memory()

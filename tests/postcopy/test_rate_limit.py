@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import MIB, NO_WINDOW, Pair, until
 
 
@@ -60,6 +61,19 @@ def test_postcopy_begins_among_huge_pages(lab):
         sent = pair.source.cmd("query-migrate")["ram"]
         assert sent["precopy-bytes"] < 48 * MIB, sent
         pair.finish()
+
+
+@pytest.mark.slow
+def test_dirty_ring(lab, monkeypatch):
+    """KVM's other way to tell what the guest writes, there and back, with fetch channels."""
+    monkeypatch.setattr(lab, "qemu_words", ("-accel", "kvm,dirty-ring-size=1024", "-cpu", "max"))
+    with LinuxPair(lab, mem=16, fetch=4) as pair:
+        for hop in range(2):
+            if hop:
+                pair.next()
+            pair.postcopy(bandwidth=16 * MIB)
+            pair.finish_fast()
+            pair.check_threads()
 
 
 @pytest.mark.parametrize("name", ["auto-converge", pytest.param("xbzrle", marks=pytest.mark.slow)])
