@@ -171,6 +171,25 @@ def test_no_adjvtime(lab, policy, one_offset):
             have_one_offset(jump)
 
 
+@on_aarch64("one_offset", [False, True], quick=[False])
+def test_background_snapshots(lab, one_offset):
+    """Their pauses are the guest's time, by both counters."""
+    options = {"cpus": 2, "memory_mb": 32, "payload": guest.payload("clock", "aarch64")}
+    side = Side(lab, "source", FORK, [*ONE_OFFSET * one_offset], options)
+    try:
+        side.connect()
+        side.wait_event("ready")
+        side.set_capabilities("background-snapshot")
+        was = offsets(side)
+        for _ in range(3):
+            side.cmd("migrate", uri=f"file:{lab.tmp}/snapshot")
+            side.wait_status("completed")
+        assert offsets(side) == was
+        lab.run(f"rm {lab.tmp}/snapshot")
+    finally:
+        side.end()
+
+
 @on_aarch64("one_offset, adjvtime", [(False, True), (True, True), (True, False), (False, False)],
             quick=[(True, True)])
 def test_pause(lab, one_offset, adjvtime):
