@@ -146,47 +146,52 @@ def test_quit(lab):
         assert pair.destination.job.wait().rc == 0
 
 
+def complete_stopped(pair):
+    """All memory has come, while the guest, whose tasks wait, is stopped."""
+    hold(pair)
+    pair.destination.cmd("stop")
+    pair.source.signal("CONT")
+    pair.fast()
+    pair.destination.wait_status("completed")
+
+
+def move_on(pair):
+    """The guest, which is stopped, to another QEMU."""
+    pair.next()
+    pair.source.cmd("migrate-set-parameters", max_bandwidth=0)
+    pair.source.cmd("migrate", uri=pair.listen())
+    pair.destination.wait_status("completed")
+
+
+def go_on(pair):
+    pair.destination.cmd("cont")
+    pair.check_threads()
+    pair.check_memory()
+
+
 @slow
 @on_both()
 def test_second_migration_while_tasks_wait(lab):
     """The guest has been told of missing pages, and not that they have come, when it moves on. There
     KVM, or on arm64 QEMU, tells it to wake all tasks."""
     with held(lab) as pair:
-        hold(pair)
-        pair.destination.cmd("stop")
-        pair.source.signal("CONT")
-        pair.fast()
-        pair.destination.wait_status("completed")
+        complete_stopped(pair)
         counts = pair.async_counts()
         assert counts["outstanding"] > 0 and counts["delivered"] < counts["announced"], counts
-        pair.next()
-        pair.source.cmd("migrate-set-parameters", max_bandwidth=0)
-        pair.source.cmd("migrate", uri=pair.listen())
-        pair.destination.wait_status("completed")
-        pair.destination.cmd("cont")
-        pair.check_threads()
-        pair.check_memory()
+        move_on(pair)
+        go_on(pair)
 
 
 @slow
 def test_on_to_a_qemu_that_knows_nothing_of_it(lab):
     """Its KVM wakes the tasks, and so does that of the next one, which is ours again."""
     with held(lab) as pair:
-        hold(pair)
-        pair.destination.cmd("stop")
-        pair.source.signal("CONT")
-        pair.fast()
-        pair.destination.wait_status("completed")
+        complete_stopped(pair)
         pair.exits = None       # which the other one does not know
         for qemu in STOCK, FORK:
             pair.plans = [replace(plan, qemu=qemu) for plan in pair.plans]
-            pair.next()
-            pair.source.cmd("migrate-set-parameters", max_bandwidth=0)
-            pair.source.cmd("migrate", uri=pair.listen())
-            pair.destination.wait_status("completed")
-        pair.destination.cmd("cont")
-        pair.check_threads()
-        pair.check_memory()
+            move_on(pair)
+        go_on(pair)
 
 
 @pytest.mark.timeout(900)

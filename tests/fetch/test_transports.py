@@ -12,7 +12,6 @@ from tests.lab.proxy import CHUNK
 # A connection of bash's to where both_ends() listens, that bash leaves to another program, or copies
 CONNECTED = "exec 7<>/dev/tcp/{}/{}"
 COPIED = f"{CONNECTED}; cat <&7 & exec cat >&7"
-PEM = "tls-creds-x509,id=tls,dir={},endpoint={},verify-peer=on"
 
 
 def pair_in(place, **options):
@@ -63,8 +62,8 @@ def test_vsock(lab):
 def test_client_certificates(place):
     """That the destination demands, and verifies for each channel."""
     pki = tls.certificates(place, "127.0.0.1")
-    with pair_in(place, source_options=["-object", PEM.format(pki, "client")],
-                 destination_options=["-object", PEM.format(pki, "server")]) as pair:
+    with pair_in(place, source_options=["-object", tls.X509.format(pki, "client")],
+                 destination_options=["-object", tls.X509.format(pki, "server")]) as pair:
         for side in pair.sides:
             side.cmd("migrate-set-parameters", tls_creds="tls")
         uri = pair.uri_of(port := pair.port())

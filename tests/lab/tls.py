@@ -8,6 +8,9 @@ from pathlib import Path
 
 from tests.lab.lab import Place
 
+# An object of QEMU: the directory of certificates(), "server" or "client"
+X509 = "tls-creds-x509,id=tls,dir={},endpoint={},verify-peer=on"
+
 
 def dh_parameters() -> str:
     """The group ffdhe2048, by RFC 7919's formula. QEMU would look for a prime, a minute long in L1."""

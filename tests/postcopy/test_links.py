@@ -153,12 +153,9 @@ def test_multifd_is_stuck(place, end):
 @pytest.mark.parametrize("verify", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_recovery_with_a_wrong_certificate(place, verify):
     """Whichever side refuses it, both are paused again, and recover with the right one."""
-    def words(pki, name):
-        return f"tls-creds-x509,id=tls,dir={pki},endpoint={name},verify-peer=on"
-
     pki = tls.certificates(place, "127.0.0.1")
-    with Pair(place, mem=16, pattern="shared", source_options=["-object", words(pki, "client")],
-              destination_options=["-object", words(pki, "server")]) as pair:
+    with Pair(place, mem=16, pattern="shared", source_options=["-object", tls.X509.format(pki, "client")],
+              destination_options=["-object", tls.X509.format(pki, "server")]) as pair:
         for side in pair.sides:
             side.cmd("migrate-set-parameters", tls_creds="tls")
         pair.midst()
