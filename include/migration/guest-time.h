@@ -100,6 +100,12 @@ void guest_time_state_drop(GuestTimeState *s, const char *why);
 /* Another state is about to be loaded, or the guest begins anew */
 void guest_time_state_forget(GuestTimeState *s);
 
+/*
+ * This host's CLOCK_REALTIME in ns, and what @count, which counts evenly, was at
+ * that time, in @at: of several readings the one that took least
+ */
+uint64_t guest_time_read_with(uint64_t (*count)(void), uint64_t *at);
+
 /* This host's time of day, which is @realtime in ns */
 GuestTimeOfDay guest_time_of_day(uint64_t realtime);
 

@@ -27,6 +27,9 @@
 /* More than any migration takes, in ns; sums of it do not overflow */
 #define LONG_NS     (INT64_MAX / 8)
 
+/* Readings of the time of day, of which the quickest counts */
+#define READINGS    20
+
 static struct GuestTimeMigration *guest_time_current(void)
 {
     return migrate_get_current()->guest_time;
@@ -86,27 +89,40 @@ void guest_time_fill_info(MigrationInfo *info)
     info->guest_time = QAPI_CLONE(GuestTimeInfo, guest_time_current()->info);
 }
 
+uint64_t guest_time_read_with(uint64_t (*count)(void), uint64_t *at)
+{
+    uint64_t least = UINT64_MAX, realtime = 0;
+
+    for (int i = 0; i < READINGS; i++) {
+        uint64_t before = count(), took;
+        struct timespec now;
+
+        clock_gettime(CLOCK_REALTIME, &now);
+        took = count() - before;
+        if (took < least) {
+            least = took;
+            *at = before + took / 2;
+            realtime = now.tv_sec * NANOSECONDS_PER_SECOND + now.tv_nsec;
+        }
+    }
+    return realtime;
+}
+
+static uint64_t guest_time_monotonic(void)
+{
+    return get_clock();
+}
+
 /*
  * This host's CLOCK_REALTIME less its CLOCK_MONOTONIC, in ns: by how much it
  * differs later, the time of day was set meanwhile, or the host suspended
  */
 static int64_t guest_time_base(void)
 {
-    int64_t base = 0, least = INT64_MAX;
+    uint64_t monotonic = 0, realtime;
 
-    for (int i = 0; i < 10; i++) {
-        int64_t before = get_clock(), took;
-        struct timespec now;
-
-        clock_gettime(CLOCK_REALTIME, &now);
-        took = get_clock() - before;
-        if (took < least) {
-            least = took;
-            base = now.tv_sec * NANOSECONDS_PER_SECOND + now.tv_nsec -
-                   before - took / 2;
-        }
-    }
-    return base;
+    realtime = guest_time_read_with(guest_time_monotonic, &monotonic);
+    return realtime - monotonic;
 }
 
 bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,

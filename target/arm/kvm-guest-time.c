@@ -31,7 +31,7 @@
 #include "kvm-guest-time-math.h"
 #include "trace.h"
 
-/* Readings of a counter to learn its offset, or of the time of day */
+/* Readings of a counter to learn its offset */
 #define READINGS    20
 /*
  * Tolerance of an offset: 1 s / NEAR_PER_S; and how long to try for each, while
@@ -65,24 +65,11 @@ static uint32_t arm_guest_time_hz(void)
     return hz;
 }
 
-/* Read several times; the quickest reading counts */
 static ArmGuestTimeInstant arm_guest_time_now(void)
 {
-    uint64_t best = UINT64_MAX;
     ArmGuestTimeInstant now = { 0 };
 
-    for (int i = 0; i < READINGS; i++) {
-        uint64_t before = arm_guest_time_host(), took;
-        struct timespec ts;
-
-        clock_gettime(CLOCK_REALTIME, &ts);
-        took = arm_guest_time_host() - before;
-        if (took < best) {
-            best = took;
-            now.counter = before + took / 2;
-            now.realtime = ts.tv_sec * NANOSECONDS_PER_SECOND + ts.tv_nsec;
-        }
-    }
+    now.realtime = guest_time_read_with(arm_guest_time_host, &now.counter);
     return now;
 }
 
@@ -229,7 +216,7 @@ static bool arm_guest_time_take(GuestTimeState *s, Error **errp)
     KVMArmGuestTime *gt = &cpu->kvm_guest_time;
     GuestCounterOffset virtual = GUEST_COUNTER_OFFSET_ANY;
     GuestCounterOffset physical = GUEST_COUNTER_OFFSET_ANY;
-    ArmGuestTimeInstant now;
+    ArmGuestTimeInstant now = { 0 };
 
     if (!arm_guest_time_read_offset(cpu, KVM_REG_ARM_TIMER_CNT, &virtual)) {
         error_setg(errp, "KVM does not tell the virtual counter");
