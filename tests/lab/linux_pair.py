@@ -15,13 +15,19 @@ Line = dict[str, int]
 
 
 class LinuxSide(BaseSide):
+    # By a guest that this QEMU has loaded
+    said_before = ""
+
     def guest_arguments(self, options: dict[str, Any]) -> list[str]:
         self.log = f"{self.lab.tmp}/{self.name}.log"    # of the guest's kernel
         self.logs.append(self.log)
         return linux_guest.arguments(self.console, self.log, **options, arch=self.lab.arch)
 
+    def said(self) -> str:
+        return self.said_before + self.lab.run(f"cat {self.console}").output
+
     def report(self) -> linux_guest.Report:
-        return linux_guest.Report(self.lab.run(f"cat {self.console}").output)
+        return linux_guest.Report(self.said())
 
     def wait_ready(self) -> None:
         def ready() -> bool:
