@@ -1,5 +1,5 @@
 /*
- * HMP: what "info migrate" tells of guest time, snapshots and postcopy's faults
+ * HMP: output of "info migrate" on guest time, snapshots and postcopy's faults
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

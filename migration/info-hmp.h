@@ -1,5 +1,5 @@
 /*
- * HMP: what "info migrate" tells of guest time, snapshots and postcopy's faults
+ * HMP: output of "info migrate" on guest time, snapshots and postcopy's faults
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -9,7 +9,7 @@
 
 #include "qapi/qapi-types-migration.h"
 
-/* Prints those that @info has */
+/* Prints the parts that @info contains */
 void migration_info_hmp_print(Monitor *mon, const MigrationInfo *info);
 
 #endif

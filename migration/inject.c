@@ -21,7 +21,7 @@ void migration_inject_hold(const char *point)
     g_autofree char *path = inject_path(point, "");
     g_autofree char *held = inject_path(point, ".held");
 
-    /* rename() is atomic: one of several threads has it */
+    /* rename() is atomic: it succeeds in only one of several threads */
     if (path && !rename(path, held)) {
         while (!access(held, F_OK)) {
             g_usleep(1000);

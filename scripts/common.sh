@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-# Sourced by the scripts beside it. They run with the checkout as $ROOT.
+# The scripts in this directory source it. They run with the checkout as $ROOT.
 # shellcheck shell=sh disable=SC2034 # variables are for those
 set -eu
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd -P)
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/qemu-fault-exits
 BUILD=$ROOT/build
-# The compiler lists what it includes as it compiles, so that nothing is preprocessed twice.
+# With depend mode, the compiler lists the headers itself: ccache preprocesses nothing first.
 export CCACHE_DIR="$CACHE/ccache" CCACHE_DEPEND=1
-# Those of the make that called this are not for others.
+# The options of a calling make are not for other makes.
 unset MAKEFLAGS MFLAGS
 
 ME=${0##*/}
@@ -39,8 +39,8 @@ lock() {
     }
 }
 
-# The Debian mirror of this machine's apt sources. Before the first apt-get update, apt knows of an
-# archive only what its source says.
+# Prints the Debian mirror of this machine's apt sources. Before the first apt-get update, apt has
+# only the source's own lines about an archive.
 mirror() {
     for known in 'Label: Debian' "Release: $(. /etc/os-release && echo "$VERSION_CODENAME")"; do
         # shellcheck disable=SC2016 # apt expands it
@@ -48,10 +48,10 @@ mirror() {
     done | head -n 1
 }
 
-# mmdebstrap for a release of Debian, which need not be this machine's, with the mirror, the proxies
-# and the passwords of this machine's apt: debian RELEASE TARGET OPTION...; with $backports set, apt
-# knows the release's backports, too.
-# In chrootless mode nothing of it is run, so that what mmdebstrap fears of it for root is not to fear.
+# Run mmdebstrap for any release of Debian, with the mirror, the proxies and the passwords of this
+# machine's apt: debian RELEASE TARGET OPTION...; with $backports set, apt also uses the release's
+# backports.
+# In chrootless mode, no program of the target runs, so that mmdebstrap's warning about root does not apply.
 debian() {
     release=$1
     target=$2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What all tests have in common: which are run and by how many processes, limits, the lab, and where time goes."""
+"""Common code of all tests: selection, number of processes, limits, the lab, and the report of time."""
 import json
 import os
 import re
@@ -14,9 +14,9 @@ from tests.lab.host import Host
 from tests.lab.lab import Lab
 from tests.lab.paths import ROOT, below
 
-MEMORY_MB = 3072    # of a first-level machine
-FEW = 60            # so many of arm64's tests are worth the boot of one more machine
-# Paths, or what -k takes
+MEMORY_MB = 3072    # memory of a first-level machine
+FEW = 60            # so many of arm64's tests justify booting one more machine
+# Paths, or an expression for -k
 TESTS = os.environ.get("TESTS", "")
 PATHS = [word.rstrip("/") for word in TESTS.split()]
 if not all((ROOT / word.partition("::")[0]).exists() for word in PATHS):
@@ -24,7 +24,7 @@ if not all((ROOT / word.partition("::")[0]).exists() for word in PATHS):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Each has one first-level machine at a time."""
+    """The number of workers: each has one first-level machine at a time."""
     available_kib = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0])
     return max(1, min(os.cpu_count() or 1, available_kib // 1024 // MEMORY_MB))
 
@@ -35,7 +35,7 @@ def pytest_configure(config):
 
 
 def needless(items):
-    """Of the second interface's cases those without exits, and the slow ones of functions that have others."""
+    """The second interface's cases without exits, and slow cases of functions that also have quick ones."""
     both = [item for item in items if "by" in getattr(getattr(item, "callspec", None), "params", ())]
     first = [item for item in both if item.callspec.params["by"] == FIRST
              and item.callspec.params.get("exits") != "off"]
@@ -52,15 +52,15 @@ def pytest_collection_modifyitems(config, items):
         wanted = re.compile(rf"(?:{'|'.join(map(re.escape, PATHS))})(?!\w)")
         dropped |= {item for item in items if not wanted.match(item.nodeid)}
     config.hook.pytest_deselected(items=list(dropped))
-    # First those of arm64, as with pytest-xdist, which begins with the largest groups.
+    # Tests of arm64 first, as with pytest-xdist, which begins with the largest groups.
     items[:] = sorted((item for item in items if item not in dropped),
                       key=lambda item: not item.get_closest_marker("aarch64"))
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
 def pytest_divide(items):
-    """Groups of arm64's tests, each for one worker, which boots that machine once: as many as there are workers, but
-    none of few tests."""
+    """Divides arm64's tests into groups, each for one worker, which boots that machine once. There are as many groups
+    as workers, but none with few tests."""
     those = [item for item in items if item.get_closest_marker("aarch64")]
     groups = min(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)), 1 + len(those) // FEW)
     for number, item in enumerate(those):
@@ -83,7 +83,7 @@ def pytest_timeout_cancel_timer(item):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item):
-    """A failure has ended the limit of the rest."""
+    """Starts the limit again: after a failure there is none."""
     limits.begin(item)
     return (yield)
 
@@ -92,7 +92,7 @@ def pytest_runtest_teardown(item):
 
 @pytest.fixture(scope="session")
 def _machine():
-    """The first-level machine of this process, if one was asked for."""
+    """The first-level machine of this process, if a test has used one."""
     machines: list[Lab] = []
     yield machines
     for machine in machines:
@@ -101,8 +101,8 @@ def _machine():
 
 @pytest.fixture
 def lab(request, _machine):
-    """The first-level machine that all tests share; one that died is booted again.
-    x86-64's, unless the test has a mark of arches.py."""
+    """The first-level machine that all tests share, booted again if it has died; x86-64's, unless the test has a mark
+    of arches.py."""
     params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     arch = params.get("lab") or params.get("place") or "x86_64"
     if not _machine or _machine[0].arch != arch:
@@ -130,7 +130,7 @@ def lab(request, _machine):
 
 @pytest.fixture(scope="session")
 def _host(request):
-    """This machine, with TCG; None where its kernel denies what tests need."""
+    """This machine, with TCG; None if its kernel denies something that tests need."""
     with Host("tcg", name=os.environ.get("PYTEST_XDIST_WORKER", "pytest") + "-host") as host:
         why_not = host.why_not()
         if why_not:
@@ -140,8 +140,8 @@ def _host(request):
 
 @pytest.fixture
 def place(request):
-    """For tests that need no exit of KVM: this machine, which is faster, or else the lab. Cases with exits=on, those
-    with huge pages and those of arm64 are for the lab in any case."""
+    """A place for tests that need no exit of KVM: this machine, which is faster, or else the lab. Cases with exits=on,
+    with huge pages and of arm64 always use the lab."""
     params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     here = (params.get("exits") != "on" and "huge" not in str(params.get("backend"))
             and params.get("place") != "aarch64")
@@ -157,7 +157,7 @@ def place(request):
 
 @pytest.fixture
 def by(request, monkeypatch):
-    """The interface that L1 offers, also one that the test boots: @both_interfaces of arches.py."""
+    """Offers only one interface in L1, also if the test boots it again: @both_interfaces of arches.py."""
     if request.node.callspec.params.get("exits") == "off":
         yield request.param
         return
@@ -166,10 +166,10 @@ def by(request, monkeypatch):
         yield request.param
 
 
-# Where time goes
+# Time
 
 def pytest_terminal_summary(terminalreporter):
-    """By directory; also as JSON, beside the file of --junitxml."""
+    """Prints cases and seconds by directory; writes them as JSON, too, beside the file of --junitxml."""
     cases: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():

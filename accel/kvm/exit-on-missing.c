@@ -37,18 +37,18 @@
 static const KVMMissingOps *missing_ops;
 
 /*
- * Atomic.  A memslot that another thread makes either sees the new value, or
- * is corrected by kvm_slots_update_flags(): both hold the slots lock.
+ * Atomic.  A memslot that another thread makes either uses the new value, or
+ * kvm_slots_update_flags() corrects it: both hold the slots lock.
  */
 static bool missing_enabled;
 
 /*
- * How the kernel learns that a page is missing: it looks for the page itself,
- * or in a bitmap.  Set by the probe, then constant.
+ * How the kernel finds out that a page is missing: it looks for the page
+ * itself, or in a bitmap.  Set by the probe, then constant.
  */
 static bool missing_by_bitmap;
 
-/* In a build for tests, TCG's vCPUs exit; one thread for all could not wait */
+/* In builds for tests, TCG's vCPUs exit; a single TCG thread could not wait */
 static bool missing_by_tcg(void)
 {
 #ifdef CONFIG_MIGRATION_INJECT
@@ -69,7 +69,7 @@ static int missing_update_slots(void)
     return missing_by_tcg() ? 0 : kvm_slots_update_flags();
 }
 
-/* KVM says that a flag and an ioctl that it does not know are invalid */
+/* KVM rejects an unknown flag or ioctl with one of these errors */
 static bool missing_unknown(int err)
 {
     return err == EINVAL || err == ENOTTY;
@@ -78,9 +78,9 @@ static bool missing_unknown(int err)
 static bool missing_eligible(MemoryRegion *mr)
 {
     /*
-     * Read-only slots are refused by KVM.  Device memory (VFIO) can never be
-     * pinned by fast GUP and would exit for ever.  guest_memfd slots cannot
-     * change their flags.  Memory that does not migrate is never missing.
+     * KVM refuses read-only slots.  Fast GUP can never pin device memory
+     * (VFIO), which would exit indefinitely.  guest_memfd slots cannot change
+     * their flags.  Memory that does not migrate is never missing.
      */
     return memory_region_is_ram(mr) && !memory_region_is_ram_device(mr) &&
            !mr->readonly && !memory_region_is_romd(mr) &&
@@ -148,7 +148,7 @@ void kvm_exit_on_missing_disable(void)
                     missing_interface(), strerror(-ret));
         return; /* KVM reads the bitmaps, too */
     }
-    if (!missing_by_tcg()) { /* whose vCPUs may be reading them */
+    if (!missing_by_tcg()) { /* its vCPUs may be reading them */
         kvm_userfault_stop();
     }
 }
@@ -159,7 +159,7 @@ void kvm_exit_on_missing_kick(CPUState *cpu)
 
     /*
      * The signal comes first: a vCPU that the next lines take out of its wait
-     * goes back to KVM_RUN, where the signal makes it leave with -EINTR.
+     * returns to KVM_RUN, where the signal makes it leave with -EINTR.
      */
     cpus_kick_thread(cpu);
 
@@ -170,8 +170,8 @@ void kvm_exit_on_missing_kick(CPUState *cpu)
 }
 
 /*
- * Otherwise the guest, as soon as it was entered, would leave once more for
- * KVM to map the page.
+ * Otherwise the guest would exit once more, as soon as it was entered, for KVM
+ * to map the page.
  */
 static void missing_map_page(CPUState *cpu, hwaddr gpa)
 {
@@ -187,7 +187,7 @@ static void missing_map_page(CPUState *cpu, hwaddr gpa)
     if (!qatomic_read(&unknown)) {
         ret = kvm_vcpu_ioctl(cpu, KVM_PRE_FAULT_MEMORY, &range);
     }
-    /* EOPNOTSUPP is about this fault alone: the vCPU runs a nested guest */
+    /* EOPNOTSUPP is only about this fault: the vCPU runs a nested guest */
     if (missing_unknown(-ret)) {
         qatomic_set(&unknown, true);
     }
@@ -216,7 +216,7 @@ bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
                                      &len, true, attrs);
         if (!mr->ram_block &&
             !(run->memory_fault.flags & KVM_MEMORY_EXIT_FLAG_PRIVATE)) {
-            /* The memslot has gone since the exit: KVM looks what is there */
+            /* The memslot was removed after the exit: KVM looks again */
             *ret = 0;
             return true;
         }
@@ -240,7 +240,7 @@ bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
 
 /*
  * PROBE_GPA: of a memslot with PROBE_PAGES pages, the last of which is missing.
- * It is accessed by what a new vCPU executes first.
+ * The first instructions of a new vCPU access it.
  */
 #if defined(TARGET_I386)
 #define PROBE_GPA 0xfffff000ull /* the page of the reset vector */
@@ -261,7 +261,7 @@ static int missing_probe_vcpu_init(int vmfd, int vcpufd, void *page)
 
     /*
      * An access to data: where the flag means something else, code that cannot
-     * be fetched or is undefined would raise exceptions for ever.
+     * be fetched or is undefined would raise exceptions indefinitely.
      */
     stl_le_p(code, 0x18000000 | qemu_real_host_page_size() / 4 << 5); /* ldr */
     stl_le_p(code + 4, 0xd2a80001); /* mov x1, #0x40000000: no memory there */
@@ -304,7 +304,7 @@ static bool missing_probe(Error **errp)
     }
     qemu_madvise(page, slot.memory_size, QEMU_MADV_NOHUGEPAGE);
     slot.userspace_addr = (uintptr_t)page;
-    /* It reads the first fields only, and so refuses KVM_MEM_USERFAULT */
+    /* It reads only the first fields, and so refuses KVM_MEM_USERFAULT */
     ret = ioctl(vmfd, KVM_SET_USER_MEMORY_REGION, &slot);
     if (ret < 0 && errno == EINVAL) {
         missing_by_bitmap = true;
@@ -332,8 +332,8 @@ static bool missing_probe(Error **errp)
     }
 
     /*
-     * Where the flag means something else, what is executed soon accesses
-     * memory that no slot has: KVM_RUN returns in any case.
+     * Where the flag means something else, the vCPU soon accesses memory that
+     * no slot has: KVM_RUN returns in any case.
      */
     do {
         ret = ioctl(vcpufd, KVM_RUN, 0);
@@ -410,12 +410,12 @@ void kvm_exit_on_missing_tcg_filled(CPUState *cpu, vaddr addr, int mmu_idx,
     RAMBlock *rb;
     size_t page;
 
-    /* With the BQL, interrupts are delivered: others could not do anything */
+    /* With the BQL, interrupts are delivered: a wait would block all others */
     if (!ops || !qatomic_read(&missing_enabled) || !cpu->running ||
         bql_locked()) {
         return;
     }
-    /* What is no RAM has an address in the first page.  Under RCU. */
+    /* Without RAM, this is an address in the first page.  Under RCU. */
     rb = qemu_ram_block_from_host((void *)((uintptr_t)addr + addend), false,
                                   &offset);
     bitmap = rb ? qatomic_read(&rb->userfault_bmap) : NULL;
@@ -425,7 +425,7 @@ void kvm_exit_on_missing_tcg_filled(CPUState *cpu, vaddr addr, int mmu_idx,
         ops->fault(cpu, rb, offset)) {
         return;
     }
-    /* The vCPU was kicked.  Who probes is not prepared to begin anew. */
+    /* The vCPU was kicked.  A probing caller is not prepared to restart. */
     if (!probe) {
         tlb_flush_page_by_mmuidx(cpu, addr, 1 << mmu_idx);
         cpu_exit(cpu); /* to where thread_kicked is cleared */

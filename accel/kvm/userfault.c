@@ -12,13 +12,13 @@
 #include "exec/ramblock.h"
 #include "userfault.h"
 
-/* Bits of a long, also of a kernel of 64 bits below a QEMU of 32 */
+/* Bits of a long, also of a 64-bit kernel below a 32-bit QEMU */
 #define USERFAULT_WORD 64
 
 /*
- * RAMBlock::userfault_bmap is set while neither a vCPU runs nor a page is
- * placed.  It is cleared after the last page was placed, under RCU, since a
- * block may be unplugged meanwhile.
+ * RAMBlock::userfault_bmap is set before vCPUs run and pages are placed.  It is
+ * cleared after the last page was placed, under RCU, since a block may be
+ * unplugged meanwhile.
  */
 
 static size_t userfault_pages(RAMBlock *rb)
@@ -71,8 +71,8 @@ void kvm_exit_on_missing_placed(RAMBlock *rb, ram_addr_t offset, size_t size)
     unsigned long *bitmap = qatomic_read(&rb->userfault_bmap);
 
     /*
-     * An atomic operation orders this after the page was placed, as KVM asks
-     * for: it reads the bit first, and the page's mapping after that.
+     * An atomic operation orders this after the placement of the page, as KVM
+     * requires: it reads the bit first, and the page's mapping after that.
      */
     if (bitmap) {
         bitmap_test_and_clear_atomic(bitmap,

@@ -1,12 +1,12 @@
 /*
  * KVM Userfault: which pages are missing, for KVM to read
  *
- * With KVM_MEM_USERFAULT, a memslot has a bitmap of userspace: KVM_RUN returns
- * for a page whose bit is set, and looks no further.  A page that is present
- * never exits, however the host maps it.
+ * With KVM_MEM_USERFAULT, a memslot has a bitmap in userspace: KVM_RUN returns
+ * for a page whose bit is set, without a look at the page.  A page that is
+ * present never exits, however the host maps it.
  *
- * A RAMBlock has one bitmap, of a bit for each page of the host; the memslots
- * that show parts of the block point into it.
+ * A RAMBlock has one bitmap, with a bit for each page of the host; the memslots
+ * that map parts of the block point into it.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -20,8 +20,8 @@
 /*
  * "KVM: Introduce KVM Userfault", v3, 2025-06-18.  Not in linux-headers, since
  * Linux does not have it.  The flag is that of KVM_MEM_EXIT_ON_MISSING, but for
- * KVM_SET_USER_MEMORY_REGION2, whose first word of padding has the address of
- * the bitmap.
+ * KVM_SET_USER_MEMORY_REGION2, whose first word of padding contains the address
+ * of the bitmap.
  */
 #define KVM_MEM_USERFAULT (1UL << 3)
 #define KVM_MEMORY_EXIT_FLAG_USERFAULT (1ULL << 4)
@@ -34,16 +34,16 @@ kvm_userfault_set_bitmap(struct kvm_userspace_memory_region2 *mem,
 }
 
 /**
- * kvm_userfault_start: give each RAMBlock that misses pages a bitmap of them
+ * kvm_userfault_start: give each RAMBlock with missing pages a bitmap of them
  *
- * Before the guest runs, and before pages are placed.
+ * Called before the guest runs, and before pages are placed.
  */
 void kvm_userfault_start(const KVMMissingOps *ops);
 
 /**
  * kvm_userfault_stop: free the bitmaps
  *
- * When no memslot has the flag and no page is placed any more.
+ * Called when no memslot has the flag and no page is placed any more.
  */
 void kvm_userfault_stop(void);
 
@@ -51,8 +51,8 @@ void kvm_userfault_stop(void);
  * kvm_userfault_slot: set the bitmap in @mem, which is for @slot
  *
  * Returns false if @slot cannot have one: KVM reads the bitmap from the start
- * of a word of 64 bits, so the part of the block that @slot shows has to begin
- * with one.
+ * of a 64-bit word, so the part of the block that @slot maps has to begin with
+ * one.
  */
 bool kvm_userfault_slot(const KVMSlot *slot,
                         struct kvm_userspace_memory_region2 *mem);

@@ -12,7 +12,7 @@
 
 #define NS_PER_S    1000000000
 
-/* In 2^-16 ppm: NTP steers a clock's rate by 500 ppm at most; beyond, it slews */
+/* In 2^-16 ppm.  NTP steers a rate by at most 500 ppm, and slews by more */
 #define RATE_MAX    (500LL << 16)
 
 /* @a / @b in units of 2^-64; @a must be less than @b */
@@ -25,9 +25,9 @@ static uint64_t vmclock_fraction(uint64_t a, uint64_t b)
 }
 
 /*
- * The period of a counter of @hz is 2^-(64 + shift) s times the result, which
- * has 63 significant bits; @rate is by how much the time of day is faster than
- * @hz says, in 2^-16 ppm.
+ * Returns the period of a counter of @hz in units of 2^-(64 + *@shift) s, with
+ * 63 significant bits.  @rate, in 2^-16 ppm, is by how much the time of day
+ * runs faster than a counter of exactly @hz.
  */
 static uint64_t vmclock_period(uint64_t hz, int64_t rate, uint8_t *shift)
 {
@@ -47,7 +47,7 @@ void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now)
     bool steady;
     uint8_t shift;
 
-    /* Both are constant from the first time that is known */
+    /* The first known time sets both fields; they stay constant */
     if (now && clk->counter_id == VMCLOCK_COUNTER_INVALID) {
         clk->counter_id = VMCLOCK_COUNTER_X86_TSC;
         clk->time_type = now->time.tai_offset ? VMCLOCK_TIME_TAI
@@ -59,12 +59,12 @@ void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now)
         return;
     }
     /*
-     * TAI - UTC itself is not told: drivers of Linux compute TAI from UTC, or
-     * older ones UTC from TAI, as if it had the other sign.  Without it they
-     * take TAI as it is, or refuse the page.
+     * The page does not contain TAI - UTC: Linux's drivers apply it with the
+     * wrong sign when they compute TAI from UTC, or (older ones) UTC from TAI.
+     * Without it, they use TAI as it is, or refuse the page.
      */
     tai_offset = clk->time_type == VMCLOCK_TIME_TAI ? now->time.tai_offset : 0;
-    /* A clock that is slewed does not keep that rate until the next start */
+    /* A slewed clock does not keep this rate until the guest starts next */
     steady = ABS(now->time.rate) <= RATE_MAX;
     clk->counter_value = cpu_to_le64(now->counter);
     clk->counter_period_frac_sec =

@@ -12,8 +12,8 @@
 struct vmclock_abi;
 
 /*
- * Writes what the guest may know of its counter into @clk, whose seqlock the
- * caller holds.  @now is NULL if nothing is known.
+ * Writes @now, the guest's counter and its time of day, to @clk, whose seqlock
+ * the caller holds.  @now is NULL if that is unknown.
  */
 void vmclock_set_time(struct vmclock_abi *clk, const GuestTimeNow *now);
 

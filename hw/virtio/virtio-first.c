@@ -1,5 +1,5 @@
 /*
- * Postcopy: the rings of virtio queues are sent first
+ * Postcopy: send the rings of virtio queues first
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -26,9 +26,9 @@ static int virtio_first_pages_of(Object *obj, void *opaque)
         }
         avail = virtio_queue_get_avail_addr(vdev, n);
         used = virtio_queue_get_used_addr(vdev, n);
-        /* Bit 15 is no part of it if the ring is packed */
+        /* In a packed ring, bit 15 is the wrap counter, no part of the index */
         next = (virtio_queue_get_last_avail_idx(vdev, n) & 0x7fff) % num;
-        /* With these heads the queue's state is compared when it is loaded */
+        /* Loading a queue compares its state with the heads of these rings */
         postcopy_first_add(to, vdev->dma_as, avail, sizeof(uint32_t));
         postcopy_first_add(to, vdev->dma_as, used, sizeof(uint32_t));
         postcopy_first_add(to, vdev->dma_as,

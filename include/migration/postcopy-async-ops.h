@@ -13,31 +13,31 @@
 /*
  * Numbers of tokens are generation << 30 | index << 24 | vCPU's ID << 12 |
  * 0xfff.  KVM's own have the ID, which is less than 4095, in the lower 12 bits,
- * so that the two never meet in a guest.  0 and ~0 mean something else.
+ * so that the two never collide in a guest.  0 and ~0 have another meaning.
  */
 #define POSTCOPY_ASYNC_MAX_ID 4094
 
-/* Why a guest cannot be told of a missing page */
+/* Why a guest cannot be notified of a missing page */
 typedef enum PostcopyAsyncRefusal {
-    /* It can */
+    /* It can be notified */
     POSTCOPY_ASYNC_CAN,
     /* It was in its kernel */
     POSTCOPY_ASYNC_KERNEL,
     /* An event is being delivered, or interrupts are off */
     POSTCOPY_ASYNC_EVENT,
-    /* It has not taken what it was told before; or all tokens are in use */
+    /* It has not taken the last notification; or all tokens are in use */
     POSTCOPY_ASYNC_BUSY,
-    /* It has not asked to be told */
+    /* It has not enabled notifications */
     POSTCOPY_ASYNC_WITHOUT,
     POSTCOPY_ASYNC__MAX,
 } PostcopyAsyncRefusal;
 
-/* Of functions with a @cpu: called in its thread, without the BQL */
+/* Functions with a @cpu are called in its thread, without the BQL */
 typedef struct PostcopyAsyncOps {
     /*
-     * Follow what guests say of async page faults, from now on.  May wait for
-     * all that use KVM's memory slots; not if it has done so before.  With the
-     * BQL.
+     * From now on, follow how guests set up async page faults.  May wait for
+     * all users of KVM's memory slots, but only in the first call.  With the
+     * BQL.  Returns false and sets @errp on error.
      */
     bool (*start)(Error **errp);
 
@@ -45,52 +45,52 @@ typedef struct PostcopyAsyncOps {
     unsigned (*id)(CPUState *cpu);
 
     /**
-     * @can: whether the guest can be told of a page that it has just missed
+     * @can: whether the guest can be notified of a page that it has just missed
      *
-     * @halt: set to whether the vCPU can be halted until the page has come
-     * @around: set to whether a guest that has asked to be told has missed it
+     * @halt: set to whether the vCPU can be halted until the page is received
+     * @around: set to whether a guest with notifications enabled has missed it
      *          in its kernel, which often misses a neighbour next
      * @data: set to an address that announce() accesses if it can
      */
     PostcopyAsyncRefusal (*can)(CPUState *cpu, bool *halt, bool *around,
                                 hwaddr *data);
-    /* After @can: tell it */
+    /* After @can: notify the guest with @number */
     PostcopyAsyncRefusal (*announce)(CPUState *cpu, uint32_t number);
-    /* After @can: let the next KVM_RUN serve interrupts only, until a kick */
+    /* After @can: let the next KVM_RUN only serve interrupts, until a kick */
     bool (*halt)(CPUState *cpu);
 } PostcopyAsyncOps;
 
-/* Called before the machine runs; @ops must live for ever */
+/* Called before the machine runs; @ops is never freed */
 void postcopy_async_set_ops(const PostcopyAsyncOps *ops);
 
 typedef struct PostcopyAsyncVCPU PostcopyAsyncVCPU;
 
-/* Whether the guest has RAM there, all of it of one kind.  Any thread. */
+/* Whether the guest has RAM at @address, all of one kind.  Any thread. */
 bool postcopy_async_is_ram(hwaddr address, hwaddr size);
 
-/* Of @cpu; NULL if there is no postcopy with async page faults */
+/* State of @cpu; NULL if there is no postcopy with async page faults */
 PostcopyAsyncVCPU *postcopy_async_vcpu(CPUState *cpu);
 
-/* Whether there is something to send.  Takes no lock. */
+/* Whether a token is to be sent.  Takes no lock. */
 bool postcopy_async_pending(PostcopyAsyncVCPU *v);
-/* The number of the token to be sent next, or 0 */
+/* The number of the token to send next, or 0 */
 uint32_t postcopy_async_next(PostcopyAsyncVCPU *v);
 /* The guest's slot is in use */
 void postcopy_async_slot_busy(PostcopyAsyncVCPU *v);
-/* The guest has taken what was sent */
+/* The guest has taken the token that was sent */
 void postcopy_async_taken(PostcopyAsyncVCPU *v);
-/* What postcopy_async_next() has returned was sent */
+/* The token that postcopy_async_next() has returned was sent */
 void postcopy_async_sent(PostcopyAsyncVCPU *v);
 /*
- * The token was announced to a guest that has not been entered since: it is
- * not sent.  Returns false if it has been sent, or forgotten.
+ * The token was announced to a guest that has not been entered since: it will
+ * not be sent.  Returns false if it was sent already, or forgotten.
  */
 bool postcopy_async_withdraw(PostcopyAsyncVCPU *v, uint32_t number);
 /* The guest does not know its tokens any more.  Any thread. */
 void postcopy_async_forget(PostcopyAsyncVCPU *v);
-/* The vCPU is about to go: nobody may kick it any more */
+/* The vCPU is about to be removed: nothing may kick it any more */
 void postcopy_async_detach(PostcopyAsyncVCPU *v);
-/* A token was taken or forgotten: see whether it was the last one */
+/* A token was taken or forgotten: check whether it was the last one */
 void postcopy_async_drained(void);
 
 #endif

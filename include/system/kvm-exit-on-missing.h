@@ -1,15 +1,15 @@
 /*
  * KVM exits on missing memory
  *
- * A memslot with KVM_MEM_EXIT_ON_MISSING makes KVM_RUN return to its vCPU
- * thread where the stage-2 fault handler would have had to fault in the
- * userspace mapping.  It adds to userfaultfd and does not replace it: KVM's
- * own accesses, vhost and QEMU's threads still fault in the usual way.
+ * On a memslot with KVM_MEM_EXIT_ON_MISSING, KVM_RUN returns to its vCPU thread
+ * where the stage-2 fault handler would have had to fault in the userspace
+ * mapping.  The flag does not replace userfaultfd: KVM's own accesses, vhost
+ * and QEMU's threads still fault in the usual way.
  *
- * There are two kernel interfaces for that.  KVM_MEM_EXIT_ON_MISSING lets KVM
- * look for the page in the host's page tables; KVM_MEM_USERFAULT, in a bitmap
- * of ours.  Neither was merged, and their numbers collide with others, so they
- * stay behind the functions of this header.
+ * Two kernel interfaces do that.  With KVM_MEM_EXIT_ON_MISSING, KVM looks for
+ * the page in the host's page tables; with KVM_MEM_USERFAULT, in a bitmap of
+ * QEMU's.  Neither was merged, and their numbers collide with others, so only
+ * the functions of this header use them.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -30,17 +30,17 @@ struct KVMSlot;
 typedef struct KVMMissingOps {
     /**
      * @fault: serve an exit, in the vCPU thread and without the BQL.
-     * @offset is the byte in @rb that the guest touched; it is a hint that is
-     * exact to the target page only.
+     * @offset is the byte in @rb that the guest touched.  It is a hint, of
+     * which only the target page is exact.
      *
-     * Returns 1 if the page is there now, 0 to enter the guest again without
-     * it; negative after it has reported an error, to stop the VM.
+     * Returns 1 if the page has been placed, 0 to enter the guest again without
+     * it; negative, after reporting an error, to stop the VM.
      */
     int (*fault)(CPUState *cpu, RAMBlock *rb, ram_addr_t offset);
 
     /**
-     * @kick: somebody wants @cpu to leave KVM_RUN; called in any thread after
-     * the signal has been sent.  @fault must return soon after it.
+     * @kick: @cpu is to leave KVM_RUN.  Called in any thread, after the signal
+     * has been sent.  @fault must return soon after the kick.
      */
     void (*kick)(CPUState *cpu);
 
@@ -49,7 +49,7 @@ typedef struct KVMMissingOps {
      * page of the host, in @bitmap, which is clear.  Called before the guest
      * runs, under RCU.
      *
-     * Returns false if @rb misses nothing.
+     * Returns false if no page of @rb is missing.
      */
     bool (*missing)(RAMBlock *rb, unsigned long *bitmap);
 } KVMMissingOps;
@@ -67,8 +67,8 @@ bool kvm_exit_on_missing_available(Error **errp);
 /**
  * kvm_exit_on_missing_enable: flag all eligible memslots of all address spaces
  *
- * @ops must live for ever: a vCPU that has left KVM_RUN already may call into
- * it after kvm_exit_on_missing_disable().
+ * @ops must stay valid indefinitely: a vCPU that has already left KVM_RUN may
+ * call one of them after kvm_exit_on_missing_disable().
  *
  * Returns false and leaves no flag set on error.
  */
@@ -82,18 +82,18 @@ bool kvm_exit_on_missing_enable(const KVMMissingOps *ops, Error **errp);
 void kvm_exit_on_missing_disable(void);
 
 /**
- * kvm_exit_on_missing_placed: @size bytes at @offset of @rb are there now
+ * kvm_exit_on_missing_placed: @size bytes at @offset of @rb have been placed
  *
- * Both are multiples of the host's page size.  Call it after the pages were
- * placed, and before vCPUs that wait for them go on.  Needs no lock.
+ * Both are multiples of the host's page size.  Call it after placing the pages
+ * and before waking vCPUs that wait for them.  Needs no lock.
  */
 void kvm_exit_on_missing_placed(RAMBlock *rb, ram_addr_t offset, size_t size);
 
 /**
  * kvm_exit_on_missing_forget: pages that are still missing will not be placed
  *
- * A vCPU that touches one makes no exit that tells of a bitmap.  It waits in
- * userfaultfd, until that lets go of the memory.  Needs no lock.
+ * With a bitmap, a vCPU that touches such a page makes no exit any more.  It
+ * waits in userfaultfd until the memory is unregistered.  Needs no lock.
  */
 void kvm_exit_on_missing_forget(void);
 
@@ -105,8 +105,8 @@ void kvm_exit_on_missing_forget(void);
 int kvm_exit_on_missing_flag(MemoryRegion *mr);
 
 /*
- * The bitmap for @mem, which is for @slot, or none: then @mem has no flag if it
- * was to have one.  Returns whether KVM_SET_USER_MEMORY_REGION2 is needed.
+ * Set the bitmap of @mem, the region of @slot.  If @slot has none, clear @mem's
+ * flag.  Returns whether KVM_SET_USER_MEMORY_REGION2 is needed.
  */
 bool kvm_exit_on_missing_region(const struct KVMSlot *slot,
                                 struct kvm_userspace_memory_region2 *mem);
@@ -115,24 +115,24 @@ bool kvm_exit_on_missing_region(const struct KVMSlot *slot,
 void kvm_exit_on_missing_kick(CPUState *cpu);
 
 /*
- * Serve KVM_EXIT_MEMORY_FAULT.  Returns false if it is none of ours (a
- * conversion of private memory); otherwise *@ret is the result.
+ * Serve KVM_EXIT_MEMORY_FAULT.  Returns false if the exit is not for missing
+ * memory (a conversion of private memory); otherwise *@ret is the result.
  */
 bool kvm_exit_on_missing_handle(CPUState *cpu, struct kvm_run *run,
                                 MemTxAttrs attrs, int *ret);
 
 /*
  * Call sites in accel/tcg/: in builds for tests, vCPUs of TCG serve the same
- * exit, so that what follows it runs by real threads at the host's speed where
- * no KVM has it.  They look in the bitmaps of KVM Userfault when their TLB is
- * filled.  What accesses memory in other ways faults by userfaultfd, as always.
+ * exit, so that real threads run the code behind it at the host's speed where
+ * no KVM has it.  vCPUs look in KVM Userfault's bitmaps when they fill their
+ * TLB.  All other accesses to memory fault by userfaultfd, as always.
  */
 #ifdef CONFIG_MIGRATION_INJECT
 
 /*
- * The entry for @addr is there, and nothing was accessed by it.  Returns when
- * @addr + @addend may be accessed, or leaves cpu_exec() if somebody wants that
- * meanwhile; not if the caller probes: then the access waits in userfaultfd.
+ * The TLB has an entry for @addr, which no access has used.  Returns when
+ * @addr + @addend may be accessed, or leaves cpu_exec() if @cpu is kicked
+ * meanwhile.  With @probe it stays: then the access waits in userfaultfd.
  */
 void kvm_exit_on_missing_tcg_filled(CPUState *cpu, vaddr addr, int mmu_idx,
                                     uintptr_t addend, bool probe, uintptr_t ra);

@@ -25,7 +25,7 @@ GuestTimeLimits guest_time_limits(uint64_t asked_ns, uint64_t answered_ns,
     };
 }
 
-/* By how much two hosts that say they are synchronized may differ, in ns */
+/* By how much two hosts that report to be synchronized may differ, in ns */
 static uint64_t guest_time_may_differ(const GuestTimeOfDay *then,
                                       const GuestTimeOfDay *now)
 {
@@ -36,7 +36,7 @@ static uint64_t guest_time_may_differ(const GuestTimeOfDay *then,
 }
 
 /*
- * By how much two hosts may differ whose NTP works: their kernels' error grows
+ * By how much two hosts with working NTP may differ: their kernels' error grows
  * by 500 us a second between polls, which are 1024 s apart at most by default.
  * A shorter blackout is counted nevertheless.
  */

@@ -24,7 +24,7 @@
 #include "peer.h"
 #include "trace.h"
 
-/* More than any migration takes, in ns; sums of it do not overflow */
+/* Longer than any migration, in ns; sums of it do not overflow */
 #define LONG_NS     (INT64_MAX / 8)
 
 /* Readings of the time of day, of which the quickest counts */
@@ -35,7 +35,7 @@ static struct GuestTimeMigration *guest_time_current(void)
     return migrate_get_current()->guest_time;
 }
 
-/* What query-migrate reports is begun anew with each instant, BQL */
+/* Each instant begins a new report for query-migrate, BQL */
 static GuestTimeInfo *guest_time_info_begin(bool instant, const char *reason)
 {
     struct GuestTimeMigration *m = guest_time_current();
@@ -76,7 +76,7 @@ GuestTimePolicy guest_time_policy(const GuestTimeState *s)
                                    : migrate_guest_time();
 }
 
-/* The guest is about to run: nothing is added any more */
+/* The guest is about to run: the report is complete */
 static void guest_time_info_end(const GuestTimeState *s, GuestTimeInfo *info)
 {
     info->has_policy = true;
@@ -114,8 +114,8 @@ static uint64_t guest_time_monotonic(void)
 }
 
 /*
- * This host's CLOCK_REALTIME less its CLOCK_MONOTONIC, in ns: by how much it
- * differs later, the time of day was set meanwhile, or the host suspended
+ * This host's CLOCK_REALTIME minus its CLOCK_MONOTONIC, in ns.  It changes when
+ * the time of day is set, and while the host is suspended.
  */
 static int64_t guest_time_base(void)
 {
@@ -133,7 +133,7 @@ bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,
     Error *err = NULL;
 
     guest_time_state_forget(s);
-    /* Snapshots and paused VMs restore time as they always did */
+    /* Snapshots and paused VMs restore time as before */
     if (!guest_time_may_take() || state != RUN_STATE_FINISH_MIGRATE) {
         return false;
     }
@@ -178,7 +178,8 @@ bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
         done = ops->restore(s, &err);
     } else if (s->incoming && guest_time_may_take() &&
                runstate_is_live(global_state_get_runstate())) {
-        error_setg(&err, "the source has not told when it stopped the guest");
+        error_setg(&err, "the source has not reported when it stopped the "
+                   "guest");
         guest_time_info_begin(false, NULL);
         warn = guest_time_policy(s) != GUEST_TIME_POLICY_STOPPED;
     }
@@ -232,13 +233,13 @@ void guest_time_state_drop(GuestTimeState *s, const char *why)
 
 bool guest_time_state_needed(const GuestTimeState *s)
 {
-    /* savevm has no thread: a snapshot goes without */
+    /* savevm has no thread: a snapshot contains no instant */
     if (!s->valid || !migrate_get_current()->migration_thread_running) {
         return false;
     }
     /*
-     * One that was loaded may not be for whom the guest is sent to now, and is
-     * not of the host that cpr-transfer takes for the guest's.
+     * This destination may not know an instant that was loaded.  cpr-transfer
+     * needs an instant of this host, which a loaded one is not.
      */
     return s->incoming ? migrate_mode() == MIG_MODE_NORMAL &&
                          !guest_time_untold()
@@ -247,7 +248,7 @@ bool guest_time_state_needed(const GuestTimeState *s)
 
 void guest_time_state_post_load(GuestTimeState *s)
 {
-    /* Not from a snapshot, whatever it holds */
+    /* Not from a snapshot, whatever it contains */
     s->valid = s->told = s->incoming && guest_time_may_take();
     s->here = migrate_mode() == MIG_MODE_CPR_TRANSFER;
     s->base = s->asked_ns;
@@ -276,16 +277,14 @@ GuestTimeOfDay guest_time_of_day(uint64_t realtime)
         time.max_error_us = t.maxerror;
         time.synchronized = !(t.status & STA_UNSYNC);
         time.leap = state == TIME_OOP || state == TIME_WAIT;
-        /* A tick is 10 ms, and given in us: one more is 100 ppm */
+        /* A tick is 10 ms, in units of us: one more is 100 ppm */
         time.rate = t.freq + (t.tick - 10000) * 100 * 65536LL;
     }
 #endif
     return time;
 }
 
-/*
- * Whether there are any.  @now is CLOCK_MONOTONIC, read after the time of day
- */
+/* Whether limits exist.  @now: CLOCK_MONOTONIC, read after the time of day */
 static bool guest_time_find_limits(const GuestTimeState *s, int64_t now,
                                    GuestTimeLimits *limits)
 {
@@ -295,7 +294,7 @@ static bool guest_time_find_limits(const GuestTimeState *s, int64_t now,
         *limits = guest_time_limits(0, 0, s->begun - s->after, now - s->before);
         return true;
     }
-    /* What a peer says is not true because it says so */
+    /* A peer's values are not trusted */
     if (!asked || !s->asked_ns || s->asked_ns > LONG_NS ||
         s->answered_ns > s->asked_ns) {
         return false;
@@ -319,7 +318,7 @@ int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
         info->destination = guest_time_info_host(&now);
     }
     if (s->here) {
-        /* Its clock cannot differ from itself, but for having been set */
+        /* A clock does not differ from itself, unless it was set */
         now.synchronized = then.synchronized = true;
         now.max_error_us = then.max_error_us = 0;
         if (s->base) {
@@ -386,7 +385,7 @@ static int guest_time_pre_save(void *opaque)
 {
     GuestTimeState *s = opaque;
 
-    /* What a source told of its asking us does not help whom we tell */
+    /* These are of this QEMU's source, not of the next destination's */
     if (s->incoming) {
         s->asked_ns = s->answered_ns = 0;
     }

@@ -1,5 +1,5 @@
 /*
- * Guest time: whether the destination knows of it, by the first PING
+ * Guest time: whether the destination supports it, by the first PING
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -34,7 +34,7 @@ static uint32_t guest_time_ask(MigrationState *ms)
         return 0;
     }
     ms->guest_time->asked = get_clock();
-    /* The return path may have ended already: then nobody will answer */
+    /* The return path may have ended already: then no answer is received */
     qatomic_cmpxchg(&ms->guest_time->peer, GUEST_TIME_PEER_NOT_ASKED,
                     GUEST_TIME_PEER_ASKED);
     return PEER_GUEST_TIME;
@@ -52,7 +52,7 @@ static uint32_t guest_time_answer(MigrationIncomingState *mis, uint32_t asked)
 static bool guest_time_answered_by(MigrationState *ms, uint32_t answer,
                                    Error **errp)
 {
-    /* From ASKED on, the return path's thread alone writes */
+    /* From ASKED on, only the return path thread writes */
     if (qatomic_read(&ms->guest_time->peer) == GUEST_TIME_PEER_ASKED) {
         ms->guest_time->answered = get_clock();
         qatomic_store_release(&ms->guest_time->peer,

@@ -1,5 +1,5 @@
 /*
- * Guest time: whether the destination knows of it
+ * Guest time: whether the destination supports it
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -19,19 +19,19 @@ typedef enum GuestTimePeer {
 
 /* MigrationState.guest_time */
 struct GuestTimeMigration {
-    /* What query-migrate tells, or NULL; BQL */
+    /* The report for query-migrate, or NULL; BQL */
     GuestTimeInfo *info;
     /*
-     * Source: when the destination was asked whether it knows guest time, and
-     * when it answered: CLOCK_MONOTONIC in ns.  The former is written before
-     * the PING is sent, the latter before the answer is in peer, which is
+     * Source: when the destination was asked whether it supports guest time,
+     * and when it answered: CLOCK_MONOTONIC in ns.  @asked is written before
+     * the PING is sent, @answered before the answer is in @peer, which is
      * atomic.
      */
     int64_t asked;
     int64_t answered;
     GuestTimePeer peer;
     /*
-     * Destination: when the source asked it: CLOCK_MONOTONIC in ns, or 0.  BQL;
+     * Destination: when the source asked, CLOCK_MONOTONIC in ns, or 0.  BQL;
      * written until LISTEN.
      */
     int64_t asked_by_source;
@@ -40,25 +40,25 @@ struct GuestTimeMigration {
     bool last_moved;
 };
 
-/* Make and free @ms->guest_time: with @ms itself */
+/* Make and free @ms->guest_time, together with @ms */
 void guest_time_init(MigrationState *ms);
 void guest_time_destroy(MigrationState *ms);
 
-/* An outgoing migration begins: nothing is known of it.  BQL. */
+/* An outgoing migration begins: nothing is known of its peer.  BQL. */
 void guest_time_begin(MigrationState *ms);
 
-/* Source, return path: it has ended, and no PONG will come */
+/* Source, return path thread: it has ended, and receives no PONG */
 void guest_time_no_pong(MigrationState *ms);
 
 /* Source, migration thread: the destination was not asked, or has answered */
 bool guest_time_answered(MigrationState *ms);
 
-/* Whether the machine's guest-time lets this QEMU take part */
+/* Whether the machine's guest-time allows this QEMU to take part */
 bool guest_time_may_take(void);
 
 /*
- * Source, BQL: why the destination is not told the instant, or NULL.  Does not
- * change from guest_time_answered() on.
+ * Source, BQL: why the instant is not sent to the destination, or NULL.  Does
+ * not change from guest_time_answered() on.
  */
 const char *guest_time_untold(void);
 

@@ -25,7 +25,7 @@ static void postcopy_async_kick(PostcopyAsyncVCPU *v)
     }
 }
 
-/* In the thread that has placed the page */
+/* Called by the thread that has placed the page */
 static void postcopy_token_received(PostcopyWaiter *waiter)
 {
     PostcopyToken *t = container_of(waiter, PostcopyToken, waiter);
@@ -34,7 +34,7 @@ static void postcopy_token_received(PostcopyWaiter *waiter)
     QEMU_LOCK_GUARD(&v->lock);
     switch (t->state) {
     case POSTCOPY_TOKEN_ASKED:
-        /* The vCPU's thread looks, after it has announced it or before */
+        /* postcopy_async_announced() checks this */
         t->come = true;
         break;
     case POSTCOPY_TOKEN_ANNOUNCED:
@@ -57,7 +57,7 @@ static void postcopy_halt_free(PostcopyHalt *h)
     h->host = NULL;
 }
 
-/* In the thread that has placed the page */
+/* Called by the thread that has placed the page */
 static void postcopy_halt_received(PostcopyWaiter *waiter)
 {
     PostcopyHalt *h = container_of(waiter, PostcopyHalt, waiter);
@@ -146,7 +146,7 @@ void postcopy_async_announced(PostcopyToken *t, bool told)
         v->outstanding++;
         t->state = POSTCOPY_TOKEN_ANNOUNCED;
         if (t->come) {
-            /* This thread enters the guest next, and sends it then */
+            /* This thread enters the guest next, and sends the token then */
             postcopy_token_ready(t);
         }
     } else if (t->come) {
@@ -255,7 +255,7 @@ void postcopy_async_sent(PostcopyAsyncVCPU *v)
     QEMU_LOCK_GUARD(&v->lock);
     t = QSIMPLEQ_FIRST(&v->ready);
     if (!t) {
-        /* Forgotten meanwhile: the guest is about to be reset */
+        /* postcopy_async_forget() was first: the guest will be reset */
         return;
     }
     postcopy_async_free_sent(v);

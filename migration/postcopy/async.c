@@ -21,23 +21,23 @@
 #include "trace.h"
 
 /*
- * The architecture's, so there is one for the process.  Set before the machine
- * runs; NULL where guests cannot be told.
+ * Set once for the process, by the architecture, before the machine runs.  NULL
+ * where guests cannot be notified.
  */
 static const PostcopyAsyncOps *async_ops;
 
 /*
- * ASYNC_RUNNING: guests are told of missing pages.  ASYNC_DRAINING: all pages
- * have been received, and guests may not know that yet.
+ * ASYNC_RUNNING: guests are notified of missing pages.  ASYNC_DRAINING: all
+ * pages were received, and guests may not have been notified of that yet.
  */
 enum { ASYNC_OFF, ASYNC_RUNNING, ASYNC_DRAINING };
 
-/* Made before the first vCPU runs on the destination, never freed */
+/* Made before the first vCPU runs on the destination; never freed */
 struct PostcopyAsync {
     /* By cpu_index */
     PostcopyAsyncVCPU *vcpus;
     unsigned vcpus_num;
-    /* Atomic */
+    /* Atomic: ASYNC_OFF, ASYNC_RUNNING or ASYNC_DRAINING */
     int state;
 };
 
@@ -101,8 +101,8 @@ void postcopy_async_drained(void)
         }
     }
     /*
-     * A vCPU that takes a token from now on is told that the page has been
-     * received, and gives it back.
+     * A vCPU that takes a token from now on finds that the page was received,
+     * and frees the token.
      */
     if (qatomic_cmpxchg(&a->state, ASYNC_DRAINING, ASYNC_OFF) ==
         ASYNC_DRAINING) {
@@ -127,7 +127,7 @@ static bool async_received(const PostcopyPage *page)
     return postcopy_requests_received(mis->postcopy->requests, page);
 }
 
-/* Whether the page of @gpa has been received; if not, it is *@page */
+/* Whether the page of @gpa was received; if not, sets *@page to it */
 static bool async_data_received(hwaddr gpa, PostcopyPage *page)
 {
     hwaddr offset, len = 1;
@@ -153,11 +153,11 @@ static void async_kick(void *opaque)
     CPUState *cpu = opaque;
 
     /*
-     * Out of KVM_RUN, and into it again: without thread_kicked, for which the
-     * vCPU's thread would take the BQL, which others hold while they wait for
-     * pages.  The token is pending before the signal is sent, and the thread
-     * looks for tokens before each KVM_RUN.  One that waits for a page in QEMU
-     * is left alone: it cannot be told anything, and looks then, too.
+     * The vCPU leaves KVM_RUN, and enters it again.  thread_kicked stays clear:
+     * with it, the vCPU's thread would take the BQL, which others hold while
+     * they wait for pages.  The token is pending before the signal is sent, and
+     * the thread looks for tokens before each KVM_RUN.  A thread that waits for
+     * a page in QEMU is not woken: it looks for tokens afterwards, too.
      */
     pthread_kill(cpu->thread->thread, SIG_IPI);
 }
@@ -174,7 +174,7 @@ bool postcopy_async_is_ram(hwaddr address, hwaddr size)
            len == size;
 }
 
-/* POSTCOPY_ASYNC_CAN: enter the guest, which knows, or misses it no more */
+/* POSTCOPY_ASYNC_CAN: the guest is notified, or the page was received */
 static PostcopyAsyncRefusal async_announce(CPUState *cpu, PostcopyAsyncVCPU *v,
                                            const PostcopyPage *page)
 {
@@ -201,8 +201,8 @@ static PostcopyAsyncRefusal async_announce(CPUState *cpu, PostcopyAsyncVCPU *v,
 }
 
 /*
- * Whether the guest is to be entered, until the page comes.  @anew: it was not
- * asked for, by postcopy_async_halt().
+ * Whether to enter the guest until the page is received.  @anew: @h has not
+ * requested the page, see postcopy_async_halt().
  */
 static bool async_halt(CPUState *cpu, const PostcopyPage *page, PostcopyHalt *h,
                        bool anew, bool around)
@@ -214,7 +214,7 @@ static bool async_halt(CPUState *cpu, const PostcopyPage *page, PostcopyHalt *h,
         postcopy_async_halt_put(h);
         return false;
     }
-    /* In this order: a page that comes from now on ends the halt */
+    /* In this order: a page that is received from now on ends the halt */
     return !postcopy_async_halting(h) || async_ops->halt(cpu);
 }
 
@@ -239,7 +239,7 @@ static PostcopyFaultResult async_serve(CPUState *cpu, PostcopyPage *page)
 
     why = async_ops->can(cpu, &halt, &around, &data);
     if (why == POSTCOPY_ASYNC_CAN && !async_data_received(data, page)) {
-        /* Once for each vCPU; as a wait in the kernel, it could not be ended */
+        /* Once for each vCPU; a wait in the kernel could not be interrupted */
         trace_postcopy_async_data(cpu->cpu_index, data);
         return POSTCOPY_FAULT_WAIT_FOR_ANOTHER;
     }
@@ -267,7 +267,7 @@ PostcopyFaultResult postcopy_async_fault(CPUState *cpu, PostcopyPage *page)
 {
     PostcopyFaultResult result = async_serve(cpu, page);
 
-    /* All pages may have come while this had the last token */
+    /* All pages may have been received while this had the last token */
     postcopy_async_drained();
     return result;
 }

@@ -1,13 +1,13 @@
 /*
- * Postcopy: how the source sends what nobody has requested
+ * Postcopy: how the source sends pages that no thread has requested
  *
- * A requested page is sent at once, but waits for all that is before it in
+ * A requested page is sent at once, but waits for all bytes before it in
  * buffers and queues: of the source's kernel and of the network, and, if its
  * channel is the background's, of a proxy and of the destination, too.  So the
- * source bounds what is on its way (window.c).  Its kernel tells what the peer
- * of the socket has not acknowledged.  For all that is behind that peer there
- * are PINGs, which every QEMU answers from the thread that places the pages,
- * after it has placed all that was sent before.
+ * source limits the bytes in flight (window.c).  Its kernel reports the bytes
+ * that the peer of the socket has not acknowledged.  For the way behind that
+ * peer there are PINGs, which every QEMU answers from the thread that places
+ * the pages, after it has placed everything that was sent before.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -37,33 +37,33 @@
 #define PING_TAG_MASK   0xffff0000
 
 /*
- * What a target page costs beside its bytes, in bytes: a page of zeros is nine
- * on the link, but nearly as much work as another one for both QEMUs.
+ * Cost of a target page in addition to its bytes, in bytes: a page of zeros
+ * takes nine on the link, but both QEMUs nearly as much work as another page.
  */
 #define PAGE_COST       512
 
 /*
- * Pages around a requested one go along with it that have the link or the
- * destination busy for so long, and so many at most: a request of its own takes
- * the processors of both sides as long
+ * Pages around a requested one are sent with it, as many as occupy the link or
+ * the destination for ALONG_US, but at most ALONG_MOST: to request a page would
+ * occupy the processors of both sides as long
  */
 #define ALONG_US        128
 #define ALONG_MOST      32
 
-/* The background's last so many pages tell what a page takes */
+/* A page's bytes are averaged over so many pages of the background */
 #define MEAN_PAGES      64
 
 /*
- * What a slice may take: requests are looked for behind each.  With fetch
- * channels they have others than the background
+ * Duration of a slice: after each, requests are served.  With fetch channels,
+ * requests and the background use different channels.
  */
 #define SLICE_NS        (100 * SCALE_US)
 #define FETCH_SLICE_NS  (250 * SCALE_US)
 
-/* Bandwidth that was not used for so many ns may be used later */
+/* Bandwidth that was not used for up to so many ns may be used later */
 #define BURST_NS        (2 * SCALE_MS)
 
-/* How long to wait for an answer, and until the link is looked at anew */
+/* How long to wait for an answer, and until the next look at the link */
 #define WAIT_MS         100
 #define LINK_US         250
 
@@ -85,7 +85,7 @@ void postcopy_background_reset(MigrationState *s)
     b->active = false;
 }
 
-/* Of the TCP connection below @ioc, or -1; @ioc owns it */
+/* The fd of the TCP connection below @ioc, which owns it; or -1 */
 static int postcopy_background_link(QIOChannel *ioc)
 {
     QIOChannelTLS *tls = (QIOChannelTLS *)
@@ -94,16 +94,16 @@ static int postcopy_background_link(QIOChannel *ioc)
         object_dynamic_cast(OBJECT(tls ? tls->master : ioc),
                             TYPE_QIO_CHANNEL_SOCKET);
 
-    /* A socket of this host has no link: only its reader empties it */
+    /* A Unix socket has no link: only its reader empties it */
     return socket && (socket->localAddr.ss_family == AF_INET ||
                       socket->localAddr.ss_family == AF_INET6) ?
         socket->fd : -1;
 }
 
 /*
- * Bytes that the peer of the TCP connections has not acknowledged: what fetch
- * channels have on the same link keeps the background from it, as requested
- * pages do on the main channel.  0 for none.
+ * Bytes that the peers of the TCP connections have not acknowledged; 0 without
+ * TCP.  Bytes of fetch channels on the same link hold the background back, as
+ * requested pages on the main channel do.
  */
 static uint64_t postcopy_background_in_link(PostcopyBackground *b)
 {
@@ -149,8 +149,8 @@ static void postcopy_background_find_links(MigrationState *s,
 }
 
 /*
- * No more at once than max-postcopy-bandwidth may catch up.  What is more than
- * half a run of a fetch channel becomes whole runs.
+ * Set the slice: at most what max-postcopy-bandwidth may catch up with.  If it
+ * is longer than half a run of a fetch channel, it is made of whole runs.
  */
 static void postcopy_background_set_slice(PostcopyBackground *b)
 {
@@ -186,7 +186,7 @@ void postcopy_background_begin(MigrationState *s)
                           postcopy_fetch_has_any_background(s) ?
                           FETCH_SLICE_NS : SLICE_NS);
     postcopy_background_set_slice(b);
-    /* A PING must not wait until the slice before it has been acknowledged */
+    /* A PING must not wait until the peer has acknowledged earlier bytes */
     qio_channel_set_delay(ioc, false);
 }
 
@@ -198,7 +198,7 @@ bool postcopy_background_sent(MigrationState *s, unsigned pages)
     if (!b->active) {
         return false;
     }
-    /* Those of other channels are on their way, too */
+    /* Runs of other channels are in flight, too */
     b->file_bytes = s->postcopy->run.rb ? s->postcopy->transferred :
                     qemu_file_transferred(s->to_dst_file);
     b->in_slice += MAX(b->file_bytes, before) - before + pages * PAGE_COST;
@@ -241,7 +241,7 @@ void postcopy_background_ping(MigrationState *s)
         return;
     }
     now = get_clock();
-    /* No page has more, but those of other channels are in bytes as well */
+    /* No page has more bytes, but @in_slice also has those of other channels */
     page = MIN(b->in_slice / b->slice_pages,
                qemu_target_page_size() + PAGE_COST);
     if (b->rate && !b->early) {
@@ -287,7 +287,7 @@ bool postcopy_background_ponged(MigrationState *s, uint32_t value)
         return false;
     }
     QEMU_LOCK_GUARD(&b->lock);
-    /* One that is awaited, or else of an earlier connection, or a lie */
+    /* A PING that is awaited, or of an earlier connection, or invalid */
     number = w->answered + (uint16_t)(value - w->answered);
     if (postcopy_window_pong(w, get_clock(), number)) {
         trace_postcopy_window(w->link.limit, w->in_link, w->path.limit,
@@ -317,7 +317,7 @@ bool postcopy_background_wait(MigrationState *s)
         bool full, answer, woken;
 
         if (rate != b->rate) {
-            /* What was sent before is not of this one */
+            /* Bytes sent before do not count for this rate */
             b->rate = rate;
             b->next_ns = now;
         }
@@ -333,13 +333,13 @@ bool postcopy_background_wait(MigrationState *s)
             until = !full ? MIN(b->next_ns, end) :
                 b->window.path_full ? end : MIN(now + LINK_US * SCALE_US, end);
             answer = full && b->window.path_full;
-            /* A post for nobody would be taken for a request, for ever */
+            /* Without a waiter, a post would remain, mistaken for a request */
             b->waiting = answer && now < until;
         }
         if (now >= until) {
             break;
         }
-        /* A semaphore's wait takes a ms at least; then a request has to wait */
+        /* A semaphore's wait takes at least 1 ms: sleep, and requests wait */
         if (until - now < SCALE_MS) {
             g_usleep((until - now) / SCALE_US);
             until = now;
@@ -349,7 +349,7 @@ bool postcopy_background_wait(MigrationState *s)
         if (answer) {
             QEMU_LOCK_GUARD(&b->lock);
             if (!b->waiting) {
-                /* A PONG has posted once; all that is left are requests */
+                /* A PONG has posted once; all remaining posts are requests */
                 if (!woken) {
                     qemu_sem_wait(&s->rate_limit_sem);
                 }
@@ -358,7 +358,7 @@ bool postcopy_background_wait(MigrationState *s)
             b->waiting = false;
         }
         if (woken) {
-            /* Whoever serves a request takes one for it */
+            /* The code that serves a request takes a post for it */
             qemu_sem_post(&s->rate_limit_sem);
             return true;
         }

@@ -1,11 +1,11 @@
 /*
  * Postcopy: the two ways in which the destination learns of missing pages
  *
- * A vCPU that hits a missing page either leaves KVM_RUN, and asks and waits
- * for the page by itself (KVM_MEM_EXIT_ON_MISSING); or it sleeps in the
- * kernel, and the fault thread asks for it (userfaultfd).  The second way is
- * always there, for whatever the first does not cover: QEMU's own threads,
- * vhost, KVM's accesses on behalf of the guest.
+ * A vCPU that hits a missing page either leaves KVM_RUN, requests the page and
+ * waits for it (KVM_MEM_EXIT_ON_MISSING); or it sleeps in the kernel, and the
+ * fault thread requests the page (userfaultfd).  userfaultfd is always in use
+ * for accesses that cannot exit: by QEMU's own threads, by vhost, and by KVM on
+ * behalf of the guest.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -42,38 +42,38 @@
 #include "trace.h"
 
 /*
- * How often in a second a vCPU may exit for the same page that is there.  It
- * can be reclaimed, merged or sampled in between, but the kernel does so some
- * times a second at most: more often means that something is wrong.
+ * How many times a second a vCPU may exit for the same received page.  The
+ * kernel can reclaim, merge or sample the page in between, but does so only a
+ * few times a second: more exits mean that something is wrong.
  */
 #define POPULATE_RETRIES 100
 
 /*
- * Pages that were received are populated together within such a window, which
- * is the size of Linux's own fault-around.  More would save little, and give
- * memory to more zero pages that the guest may never write to.
+ * Received pages are populated together within such a window, the size of
+ * Linux's own fault-around.  A larger one would save little, and allocate
+ * memory for more zero pages that the guest may never write to.
  */
 #define POPULATE_WINDOW (64 * KiB)
 
 /*
  * Pages around one that a guest's kernel has missed are requested within such a
  * window.  Of the 400 pages that Linux's kernel missed in a postcopy, it still
- * missed 180 with 64 KiB, and 120 with this.
+ * missed 180 with 64 KiB, and 120 with this size.
  */
 #define AROUND_WINDOW (256 * KiB)
 
-/* Requests that are sent by one system call, at most */
+/* Maximum number of requests that one system call sends */
 #define POSTCOPY_FAULT_FLUSH 64
 
-/* How often the end of the stream looks whether a connection has broken */
+/* How often the end of the stream checks whether a connection has broken */
 #define END_LOOK_MS 100
 
-/* ... and for the devices, if all memory has come before them */
+/* ... while devices are loaded, if all memory was received before them */
 #define LOADING_LOOK_US 1000
 
 typedef struct PostcopyFaultVCPU {
     PostcopyWaiter waiter;
-    /* Used by the vCPU's thread only */
+    /* Only the vCPU's thread uses @populated, @populated_since and @repeats */
     void *populated;
     int64_t populated_since;
     unsigned repeats;
@@ -92,7 +92,7 @@ PostcopyPage postcopy_page(RAMBlock *rb, ram_addr_t offset)
     return (PostcopyPage) { rb, start, rb->host + start, size };
 }
 
-/* The same page, by the connection by which it is to be requested */
+/* The same page, with the connection on which it is to be requested */
 static PostcopyPage postcopy_fault_page(MigrationIncomingState *mis,
                                         const PostcopyPage *page)
 {
@@ -105,7 +105,7 @@ static PostcopyPage postcopy_fault_page(MigrationIncomingState *mis,
 
 static bool postcopy_fault_received(const PostcopyPage *page)
 {
-    /* Blocks that are not migrated have no bitmap and miss nothing */
+    /* Blocks that do not migrate have no bitmap and miss nothing */
     return !page->rb->receivedmap ||
            ramblock_recv_bitmap_test_byte_offset(page->rb, page->start);
 }
@@ -128,7 +128,7 @@ static void postcopy_fault_come(const PostcopyPage *page)
     mark_postcopy_blocktime_end((uintptr_t)page->host);
 }
 
-/* The fault thread ends after postcopy_requests_stop() */
+/* The fault thread exits after postcopy_requests_stop() */
 static void postcopy_fault_deferred(void)
 {
     postcopy_fault_thread_notify(migration_incoming_get_current());
@@ -153,7 +153,7 @@ void postcopy_fault_init(MigrationIncomingState *mis)
 
 /*
  * Returns 0, or negative errno.  The entry stays then, and recovery, which the
- * thread that meets the broken connection begins, requests the page again.
+ * thread that notices the broken connection begins, requests the page again.
  */
 static int postcopy_fault_request(MigrationIncomingState *mis,
                                   const PostcopyPage *page, bool more)
@@ -187,15 +187,15 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
         return true;
     }
     if (state == POSTCOPY_PAGE_REQUEST) {
-        /* If it cannot be sent, recovery sends it */
+        /* If this fails, recovery sends the request */
         postcopy_fault_request(mis, &missed, fault->more);
     }
     return false;
 }
 
 /*
- * The page was received but KVM cannot map it: read-only in the host's page
- * table (zero page, KSM), swapped out, or it came since the exit.
+ * The page was received but KVM cannot map it: it is read-only in the host's
+ * page table (zero page, KSM), swapped out, or was received after the exit.
  */
 static int postcopy_fault_populate(CPUState *cpu, PostcopyFaultVCPU *vf,
                                    const PostcopyPage *page)
@@ -231,8 +231,8 @@ static int postcopy_fault_populate(CPUState *cpu, PostcopyFaultVCPU *vf,
 }
 
 /*
- * Pages are sent once, only sooner: but not where the next request would wait
- * behind them, at the background's rate.
+ * This sends each page only once, but sooner.  Not used where the next request
+ * would wait behind these pages, at the background's rate.
  */
 static void postcopy_fault_request_around(MigrationIncomingState *mis,
                                           const PostcopyPage *page)
@@ -270,7 +270,7 @@ static void postcopy_fault_send(MigrationIncomingState *mis,
         postcopy_request_defer(mis->postcopy->requests, page);
         return;
     }
-    /* If it cannot be sent, the wait lasts until recovery sends it */
+    /* If this fails, the vCPU waits until recovery sends the request */
     if (!postcopy_fault_request(mis, page, send == POSTCOPY_SEND_AROUND) &&
         send == POSTCOPY_SEND_AROUND) {
         postcopy_fault_request_around(mis, page);
@@ -315,7 +315,7 @@ void postcopy_fault_send_deferred(MigrationIncomingState *mis)
     }
     postcopy_source(mis)->flush(mis);
     if (n == POSTCOPY_FAULT_FLUSH) {
-        /* The rest after what userfaultfd has, which must not starve */
+        /* The rest follows the faults of userfaultfd, which must not starve */
         postcopy_fault_thread_notify(mis);
     }
 }
@@ -337,8 +337,8 @@ static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
 
     /*
      * cpus_kick_thread() sets thread_kicked, then postcopy_fault_kick() is
-     * called.  Either that comes after postcopy_request_begin() has reset the
-     * waiter, or the reset has seen it, and this sees thread_kicked.
+     * called.  Either this call comes after postcopy_request_begin() has reset
+     * the waiter, or the reset has seen the kick, and thread_kicked is visible.
      */
     if (qatomic_read(&cpu->thread_kicked)) {
         postcopy_waiter_kick(&vf->waiter);
@@ -347,8 +347,8 @@ static int postcopy_fault_wait(CPUState *cpu, const PostcopyPage *page,
     trace_postcopy_fault_exit_end(cpu->cpu_index, placed);
 
     /*
-     * In both cases back to KVM_RUN: it finds the page, or -EINTR so that the
-     * vCPU thread does what it was kicked for, and comes back after that.
+     * In both cases the vCPU returns to KVM_RUN.  It finds the page, or gets
+     * -EINTR: then its thread handles the kick, and the vCPU faults again.
      */
     return placed;
 }
@@ -412,7 +412,7 @@ static bool postcopy_fault_exits_available(Error **errp)
     if (!kvm_exit_on_missing_available(errp)) {
         return false;
     }
-    /* For pages that are there, but read-only; no length: just the question */
+    /* For received pages that are read-only.  Length 0 only probes. */
     if (qemu_madvise(NULL, 0, QEMU_MADV_POPULATE_WRITE)) {
         error_setg(errp, "the host kernel does not have MADV_POPULATE_WRITE, "
                    "which came with Linux 5.14");
@@ -429,7 +429,7 @@ bool postcopy_fault_exits_check(Error **errp)
     if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF) {
         return true;
     }
-    /* Here also for "auto": the blackout has no time for the first look */
+    /* For "auto", too: the blackout leaves no time for the first probe */
     if (postcopy_fault_exits_available(&err)) {
         if (migrate_postcopy_ram()) {
             postcopy_async_prepare();
@@ -462,7 +462,7 @@ static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
     }
 #endif
     if (migrate_rdma()) {
-        /* Nobody notes which pages it receives in precopy */
+        /* No code records which pages RDMA receives in precopy */
         trace_postcopy_fault_exits_off("RDMA");
         return;
     }
@@ -480,9 +480,9 @@ static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
         }
     }
     if (!kvm_exit_on_missing_enable(&postcopy_fault_missing_ops, &err)) {
-        /* The guest has left the source: go on without */
+        /* The guest has left the source: continue without exits */
         warn_reportf_err(g_steal_pointer(&err),
-                         "postcopy uses userfaultfd alone: ");
+                         "postcopy uses only userfaultfd: ");
         return;
     }
     postcopy_async_start(mis);
@@ -505,8 +505,9 @@ void postcopy_fault_start(MigrationIncomingState *mis)
 }
 
 /*
- * Pages that have not come are zeros from here on.  It may be right: a source
- * does not send what the guest has told it to be free, or what is not plugged.
+ * Pages that were not received are zeros from here on.  That may be right: a
+ * source does not send memory that is not plugged, or reported free by the
+ * guest.
  */
 static int trace_not_received(RAMBlock *rb, void *opaque)
 {
@@ -532,8 +533,8 @@ void postcopy_fault_stop(MigrationIncomingState *mis)
 void postcopy_fault_end(MigrationIncomingState *mis)
 {
     /*
-     * Both wait for vCPUs in KVM_RUN.  One that misses a page which never
-     * comes is there until userfaultfd lets go of the memory.
+     * Both calls wait for vCPUs in KVM_RUN.  A vCPU that misses a page that is
+     * never received stays there until userfaultfd releases the memory.
      */
     kvm_exit_on_missing_disable();
     postcopy_async_stop(mis);
@@ -549,8 +550,8 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
     g_autoptr(GArray) list = NULL;
 
     /*
-     * In this order: a thread that has found requests held, or has the source
-     * from before, has an entry by now, and others send by themselves.
+     * In this order: a thread that has found requests held, or uses the
+     * previous source, has an entry by now, and others send by themselves.
      */
     postcopy_fault_choose_source(mis);
     WITH_QEMU_LOCK_GUARD(&mis->rp_mutex) {
@@ -562,7 +563,7 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
         const char *idstr = qemu_ram_get_idstr(page->rb);
 
         if (postcopy_fault_request(mis, page, true)) {
-            /* Broken once more; the next recovery sends it */
+            /* The connection has broken again; the next recovery sends it */
             error_report("postcopy: cannot request again %s offset 0x"
                          RAM_ADDR_FMT, idstr, page->start);
             return;
@@ -576,8 +577,8 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
 }
 
 /*
- * In the listen thread, which alone closes these files.  An error that another
- * thread sets meanwhile, without a lock, is seen by the next look.
+ * Called by the listen thread, and only this thread closes these files.  The
+ * next call sees an error that another thread sets meanwhile without a lock.
  */
 static bool postcopy_fault_channel_is_broken(MigrationIncomingState *mis)
 {
@@ -586,8 +587,8 @@ static bool postcopy_fault_channel_is_broken(MigrationIncomingState *mis)
 }
 
 /*
- * All that the source has sent has come.  Discarded pages are placed by the
- * thread that misses them.
+ * All pages that the source has sent were received.  Whether one is missing
+ * that is not discarded: the thread that misses a discarded page places it.
  */
 static bool postcopy_fault_is_withheld(MigrationIncomingState *mis)
 {
@@ -618,7 +619,7 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
         return 0;
     }
     if (mis->state == MIGRATION_STATUS_POSTCOPY_RECOVER) {
-        /* Requests are held, so the urgent channel has nobody who reads it */
+        /* Requests are held, so no thread reads the preempt channel */
         error_report("postcopy: the source has ended the stream before it has "
                      "resumed");
         return -EIO;
@@ -633,14 +634,14 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
                         "migrate-pause, and recover", POSTCOPY_LATE_MS / 1000);
         }
         if (postcopy_state_get() == POSTCOPY_INCOMING_LISTENING) {
-            /* The main thread loads the devices, and may yet miss a page */
+            /* The main thread loads the devices, and may still miss a page */
             g_usleep(LOADING_LOOK_US);
         } else if (ended &&
                    postcopy_requests_wait_empty(mis->postcopy->requests,
                                                 END_LOOK_MS)) {
             return 0;
         }
-        /* Pages come in order on a channel: behind the last end, none comes */
+        /* A channel keeps the order of pages: none follows the last end */
         if (postcopy_fault_channel_is_broken(mis) ||
             (ended && !migrate_postcopy_preempt() &&
              postcopy_fault_is_withheld(mis))) {

@@ -1,10 +1,10 @@
 /*
  * Postcopy: how both ends agree on a number of fetch channels
  *
- * The source asks for a number by the first PING, and the destination answers
- * with the one that there is to be.  Before, it tells a token, by which it
- * knows the channels of this migration.  That number stays, for recoveries too;
- * how many of the channels are used is said whenever they have been connected.
+ * The source asks for a number in the first PING, and the destination answers
+ * with the agreed one.  Before that, it sends a token, by which it recognizes
+ * this migration's channels.  The number does not change, also in recoveries;
+ * whenever channels are connected, the source reports which ones it uses.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -27,10 +27,10 @@
 #include "trace.h"
 
 /*
- * What 'auto' asks for: a channel for the background, and for the requests of
- * so many vCPUs one, since fewer leave a channel's threads idle; of these no
- * more than processors on which QEMU's threads may run, and no more than so
- * many
+ * 'auto' asks for a channel for the background, and one for the requests of
+ * each AUTO_VCPUS vCPUs, since fewer leave a channel's threads idle; the latter
+ * are not more than AUTO_MOST, and than the processors on which QEMU's threads
+ * may run.
  */
 #define AUTO_VCPUS 4
 #define AUTO_MOST  4
@@ -60,7 +60,7 @@ static uint32_t fetch_ask(MigrationState *s)
     bool strict;
     unsigned n = fetch_wanted(&strict);
 
-    /* A preempt channel of old machine types is connected before the answer */
+    /* Old machine types connect a preempt channel before the answer */
     if (!socket_outgoing_can_connect() ||
         (migrate_preempt_pre_7_2() && migrate_postcopy_preempt())) {
         n = 0;
@@ -97,7 +97,7 @@ static uint32_t fetch_answer(MigrationIncomingState *mis, uint32_t asked)
 
 void postcopy_fetch_offered(MigrationState *s, const PostcopyFetchOffer *offer)
 {
-    /* Of a number that has been agreed on, channels may be connected by now */
+    /* Channels may be connected by now with the offer that was agreed on */
     if (!qatomic_read(&s->postcopy->agreed)) {
         s->postcopy->offer = *offer;
     }
@@ -126,7 +126,7 @@ static bool fetch_answered(MigrationState *s, uint32_t answer, Error **errp)
     }
     p->strict = set > 0 || (answer & PEER_FETCH_STRICT);
     trace_postcopy_fetch_agreed(n);
-    /* The migration thread reads the offer behind this */
+    /* The migration thread reads the offer after this */
     qatomic_store_release(&p->agreed, n);
     return true;
 }
@@ -149,7 +149,7 @@ bool postcopy_fetch_advised(MigrationIncomingState *mis, Error **errp)
     unsigned agreed = qatomic_read(&fetch->agreed);
     int set = migrate_postcopy_fetch_channels();
 
-    /* Of an incoming migration before this one */
+    /* Values of a previous incoming migration */
     qatomic_set(&fetch->used, 0);
     memset(fetch->counts, 0, sizeof(fetch->counts));
     if (set <= 0 || set == agreed) {

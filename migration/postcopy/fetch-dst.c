@@ -31,18 +31,18 @@
 #include "trace.h"
 
 /*
- * Pages that lie so near each other are on the same channel, as long as the
- * number of those in use stays: they come together, and are asked for together
+ * Pages of a region of this size use the same channel, as long as the number of
+ * channels in use stays: they are received together, and requested together
  */
 #define POSTCOPY_FETCH_REGION (64 * KiB)
 
 /*
- * So many outstanding pages are left to one channel before another one is used:
- * a thread that has more to do sleeps less often, and so does the source's
+ * So many outstanding pages use one channel before another one is used: a
+ * busier thread sleeps less often, and so does the source's
  */
 #define POSTCOPY_FETCH_SHARE 4
 
-/* The last one is left to the background, if there are others */
+/* The last channel is left to the background, if there are others */
 static unsigned postcopy_fetch_for_requests(PostcopyFetch *fetch)
 {
     return MAX(ctpop16(qatomic_read(&fetch->used)), 2) - 1;
@@ -61,12 +61,12 @@ unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
     if (n < 2 || page->size >= POSTCOPY_FETCH_LARGE) {
         return 0;
     }
-    /* Fibonacci hashing: what strides evenly uses all channels, too */
+    /* Fibonacci hashing: even strides use all channels, too */
     region *= 0x9e3779b97f4a7c15;
     return (region >> 32) % n;
 }
 
-/* By which of those in use: it may have been chosen before a recovery */
+/* A channel in use: @page->channel may have been chosen before a recovery */
 static PostcopyFetchChannel *postcopy_fetch_of(PostcopyFetch *fetch,
                                                const PostcopyPage *page)
 {
@@ -190,7 +190,7 @@ bool postcopy_fetch_complete(MigrationIncomingState *mis)
            qatomic_read(&mis->postcopy->fetch->settled);
 }
 
-/* With the channel's lock, and if it is not active */
+/* With the channel's lock; the channel is not active */
 static void postcopy_fetch_close_channel(PostcopyFetchChannel *ch)
 {
     QEMUFile *in = ch->in;
@@ -212,12 +212,12 @@ void postcopy_fetch_break_incoming(MigrationIncomingState *mis)
 {
     PostcopyFetch *fetch = mis->postcopy->fetch;
 
-    /* Not the channels' own locks: who writes to one that is full has them */
+    /* Without the channels' own locks: a writer to a full channel has one */
     QEMU_LOCK_GUARD(&fetch->lock);
     for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
         QEMUFile *in = fetch->channels[i].in;
 
-        /* Its thread meets the end, and marks the QEMUFile by itself */
+        /* Its thread notices the end, and marks the QEMUFile by itself */
         if (in) {
             qio_channel_shutdown(qemu_file_get_ioc(in),
                                  QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
@@ -230,7 +230,7 @@ static bool postcopy_fetch_is_there(PostcopyFetchChannel *ch, Error **errp)
     if (!qatomic_read(&ch->in)) {
         return false;
     }
-    error_setg(errp, "postcopy: fetch channel %u is there already", ch->id);
+    error_setg(errp, "postcopy: fetch channel %u is open already", ch->id);
     return true;
 }
 
@@ -244,7 +244,7 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
     unsigned id;
 
     /*
-     * Who says nothing is waited for by this coroutine alone, in the thread
+     * Only this coroutine waits for a peer that sends no data, in the thread
      * that listens: for migrate-recover out of band that is the monitor's.
      */
     qio_channel_set_follow_coroutine_ctx(ioc, true);
@@ -259,16 +259,16 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
     }
 
     ch = &fetch->channels[id];
-    /* postcopy_fetch_stop() closes what an attempt to recover has left */
+    /* postcopy_fetch_stop() closes channels of a failed recovery */
     if (postcopy_fetch_is_there(ch, errp)) {
-        /* Who sends by it, to a source that does not read, has the lock */
+        /* A thread that sends to a source that does not read has the lock */
         return;
     }
     WITH_QEMU_LOCK_GUARD(&ch->lock) {
         if (postcopy_fetch_is_there(ch, errp)) {
             return;
         }
-        /* Who pauses takes the main channel away first, then closes these */
+        /* A pause removes the main channel first, then closes these */
         WITH_QEMU_LOCK_GUARD(&fetch->lock) {
             if (!mis->from_src_file || fetch->settled ||
                 fetch->generation != generation) {
@@ -281,11 +281,11 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
         }
         trace_postcopy_fetch_accept(id);
         /*
-         * It has been read: the same, back, is the answer.  The source goes on
-         * when it has that, and other threads may send requests before this
-         * one is back from sending: the lock makes them wait, since two that
-         * send at once would break a TLS session.  The few bytes fit into the
-         * socket's buffer, so that nobody waits with the lock for long.
+         * The answer is the same message.  The source continues when it has the
+         * answer, and other threads may send requests before this thread
+         * returns from sending: the lock makes them wait, since two writers at
+         * once would break a TLS session.  The few bytes fit into the socket's
+         * buffer, so that no thread holds the lock for long.
          */
         if (!qio_channel_set_blocking(ioc, true, errp)) {
             qio_channel_write_all(ioc, (char *)&hello, sizeof(hello), errp);
@@ -309,11 +309,11 @@ bool postcopy_fetch_settle(MigrationIncomingState *mis, uint16_t used,
     }
     WITH_QEMU_LOCK_GUARD(&fetch->lock) {
         if (fetch->settled) {
-            error_setg(errp, "postcopy: the source says twice which fetch "
+            error_setg(errp, "postcopy: the source reports twice which fetch "
                        "channels it uses");
             return false;
         }
-        /* From here on none is accepted */
+        /* From here on no channel is accepted */
         qatomic_set(&fetch->settled, true);
     }
     for (unsigned i = 0; i < fetch->agreed; i++) {
@@ -357,7 +357,7 @@ bool postcopy_fetch_start(MigrationIncomingState *mis, Error **errp)
     PostcopyFetch *fetch = mis->postcopy->fetch;
 
     if (!postcopy_fetch_complete(mis)) {
-        error_setg(errp, "postcopy: the source has not said which fetch "
+        error_setg(errp, "postcopy: the source has not reported which fetch "
                    "channels it uses");
         return false;
     }
@@ -382,7 +382,7 @@ void postcopy_fetch_stop(MigrationIncomingState *mis)
     WITH_QEMU_LOCK_GUARD(&fetch->lock) {
         qatomic_inc(&fetch->generation);
     }
-    /* Who starts and stops is one thread at a time: active stays as it is */
+    /* Only one thread at a time starts and stops: @active does not change */
     postcopy_fetch_break_incoming(mis);
     for (unsigned i = 0; i < POSTCOPY_FETCH_CHANNELS_MAX; i++) {
         PostcopyFetchChannel *ch = &fetch->channels[i];

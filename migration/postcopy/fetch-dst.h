@@ -1,5 +1,5 @@
 /*
- * Postcopy: fetch channels, on the destination: what its files share
+ * Postcopy: fetch channels, on the destination: declarations for its files
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -14,61 +14,61 @@
 typedef struct PostcopyFetchChannel {
     MigrationIncomingState *mis;
     unsigned id;
-    /* Protects what is below, and each request until it is in out */
+    /* Protects @active to @last, and each request until it is in @out */
     QemuMutex lock;
     /*
-     * The thread has been started: requests may be sent.  The thread that
-     * starts and stops it reads this without the lock.
+     * @thread was started: requests may be sent.  The thread that starts and
+     * stops @thread reads this without @lock.
      */
     bool active;
     QemuThread thread;
-    /* Of the thread while active */
+    /* Only @thread uses @in while @active */
     QEMUFile *in;
     QEMUFile *out;
-    /* Block of the last frame in out */
+    /* Block of the last frame in @out */
     RAMBlock *last;
 } PostcopyFetchChannel;
 
 struct PostcopyFetch {
     /*
-     * How many both sides have agreed on, 0 before they have.  Atomic, written
-     * with the BQL by the thread that loads the main channel, before LISTEN and
-     * when the migration is over.
+     * Number of channels on which both sides have agreed, 0 before that.
+     * Atomic, written with the BQL by the thread that loads the main channel,
+     * before LISTEN and when the migration is over.
      */
     unsigned agreed;
-    /* Of the channels of this migration; written before agreed */
+    /* Token of this migration's channels; written before @agreed */
     uint8_t token[POSTCOPY_TOKEN_SIZE];
     /*
-     * Bits of those in use, or that were before postcopy has paused or ended.
+     * Bits of channels in use, also after postcopy has paused or ended.
      * Atomic, written by the thread that loads the main channel.
      */
     unsigned used;
     PostcopyFetchChannel channels[POSTCOPY_FETCH_CHANNELS_MAX];
     PostcopyFetchCounts counts[POSTCOPY_FETCH_CHANNELS_MAX];
     /*
-     * Bits of those that may have requests in their buffers.  Atomic: set with
-     * the channel's lock, behind the request, and taken before that lock.
+     * Bits of channels that may have requests in their buffers.  Atomic: set
+     * with the channel's lock, after the request, and taken before that lock.
      */
     unsigned unflushed;
     /*
-     * Protects what is below, and, after the channel's own lock, that a
-     * channel's in is there.  Held for no more than a shutdown().
+     * Protects @settled to @ended, and whether a channel has @in; taken after
+     * the channel's own lock.  Held at most for a shutdown().
      */
     QemuMutex lock;
-    /* The source has said which ones it uses: none is accepted any more */
+    /* The source has reported which channels it uses: no more are accepted */
     bool settled;
-    /* Counts postcopy_fetch_stop(): a hello from before is refused */
+    /* Counts postcopy_fetch_stop(): an earlier hello is refused */
     unsigned generation;
-    /* Channels of which the source has told the end */
+    /* Number of channels that the source has ended */
     unsigned ended;
     QemuCond changed;
 };
 
-/* Of fetch-receive.c */
+/* fetch-receive.c */
 
 /*
- * In the channel's thread: receive until the connection ends.  Returns whether
- * that is as it should be.
+ * Called by the channel's thread: receive until the connection ends.  Returns
+ * whether it has ended as it should.
  */
 bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch);
 

@@ -1,5 +1,5 @@
 /*
- * Postcopy: what comes by fetch channels, on the destination
+ * Postcopy: pages that the destination receives on fetch channels
  *
  * Each channel has a thread that reads it.
  *
@@ -20,7 +20,7 @@
 #include "receive.h"
 #include "trace.h"
 
-/* A huge page.  Its parts pass the QEMUFile's buffer. */
+/* A huge page.  Its parts go through the QEMUFile's buffer. */
 static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
                                        const PostcopyPage *page, bool zero)
 {
@@ -44,7 +44,7 @@ static int postcopy_fetch_receive_huge(PostcopyFetchChannel *ch,
            postcopy_receive_end(mis, tmp, ch->in, page->rb, tmp->buffer);
 }
 
-/* @size bytes, which do not fit into the QEMUFile's buffer: past it */
+/* Read @size bytes, which do not fit into the QEMUFile's buffer, past it */
 static void postcopy_fetch_read(PostcopyFetchChannel *ch, uint8_t *to,
                                 size_t size)
 {
@@ -58,8 +58,8 @@ static void postcopy_fetch_read(PostcopyFetchChannel *ch, uint8_t *to,
 }
 
 /*
- * Small ones: they have been sent as a run, which is no more than somebody may
- * wait for, so all are placed at once
+ * Small pages.  They were sent as a run, short enough that a vCPU may wait for
+ * it, so all are placed at once.
  */
 static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
                                         const PostcopyPage *page, bool zero,
@@ -75,7 +75,7 @@ static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
         size = *n * page->size;
         if (size <= POSTCOPY_FETCH_BATCH) {
             qemu_peek_buffer(ch->in, &data, size, 0);
-            /* What data points to stays until the next byte is read */
+            /* @data stays valid until the next byte is read */
             qemu_file_skip(ch->in, size);
         } else {
             data = tmp->run;
@@ -88,7 +88,7 @@ static int postcopy_fetch_receive_small(PostcopyFetchChannel *ch,
     return postcopy_receive_pages(ch->mis, page, *n, data, false);
 }
 
-/* The pages of a frame.  Returns 0 or negative errno; reports placement's. */
+/* Pages of a frame.  Returns 0, or negative errno; placement reports its own */
 static int postcopy_fetch_receive_pages(PostcopyFetchChannel *ch,
                                         PostcopyFrame *frame)
 {
@@ -153,7 +153,7 @@ bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch)
         error_reportf_err(err, "postcopy: fetch channel %u: ", ch->id);
         return false;
     }
-    /* That the connection has gone, the main one says for all */
+    /* Only the main channel reports that the connection is lost */
     trace_postcopy_fetch_gone(ch->id, ended, err ? error_get_pretty(err) : "");
     error_free(err);
     return ended;

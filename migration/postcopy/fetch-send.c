@@ -1,10 +1,10 @@
 /*
- * Postcopy: what the source sends by fetch channels
+ * Postcopy: the pages that the source sends on fetch channels
  *
  * A channel's thread answers requests: it takes the pages out of the dirty
- * bitmap under its lock, and sends them from where they lie, without it: the
- * source's guest does not run any more.  The migration thread sends those that
- * nobody has requested, in runs.
+ * bitmap under bitmap_mutex.  It sends them without this lock, directly from
+ * guest memory: the source's guest does not run any more.  The migration thread
+ * sends, in runs, the pages that no thread has requested.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -24,7 +24,7 @@
 #include "fetch-src.h"
 #include "trace.h"
 
-/* Bytes of zeros, or of others, from @offset on, in whole host pages */
+/* Bytes from @offset on that are all zeros or all not, in whole host pages */
 static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
                                        ram_addr_t end, bool *zero)
 {
@@ -39,7 +39,7 @@ static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
     return at - offset;
 }
 
-/* Pages that are in no bitmap any more.  With the channel's lock. */
+/* Put pages that are in no bitmap any more.  With the channel's lock. */
 static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
                                      ram_addr_t start, ram_addr_t length,
                                      bool zero)
@@ -72,7 +72,7 @@ static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
     }
 }
 
-/* The same, of whichever contents */
+/* The same, of any content */
 static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
                                ram_addr_t start, ram_addr_t end)
 {
@@ -86,8 +86,8 @@ static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
 }
 
 /*
- * Those of @at to @end that nobody has sent yet.  Returns whether there are
- * any.  With the channel's lock.
+ * Put those from @at to @end that were not sent yet.  Returns whether there
+ * were any.  With the channel's lock.
  */
 static bool postcopy_fetch_put_unsent(PostcopyFetchSource *ch, RAMBlock *rb,
                                       ram_addr_t at, ram_addr_t end)
@@ -105,8 +105,8 @@ static bool postcopy_fetch_put_unsent(PostcopyFetchSource *ch, RAMBlock *rb,
 }
 
 /*
- * The pages around @near for which the link has the time, and which were not
- * requested: a request would cost more.  With the channel's lock.
+ * Put the pages around @near that were not requested, as far as the link has
+ * the time: a request would cost more.  With the channel's lock.
  */
 static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
                                      ram_addr_t near)
@@ -115,7 +115,7 @@ static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
     ram_addr_t window = postcopy_background_along(ch->s) *
                         qemu_target_page_size();
     ram_addr_t at = QEMU_ALIGN_DOWN(near, window);
-    /* A page that is larger, or not all in the block, is nobody's neighbour */
+    /* A larger page, or one partly outside of the block, is no neighbour */
     ram_addr_t end = at + ROUND_DOWN(MIN(window, rb->used_length - at), size);
 
     /* A discarded page must not be read */
@@ -130,7 +130,7 @@ static int postcopy_fetch_flush(PostcopyFetchSource *ch)
     int ret;
 
     ch->unsent = 0;
-    /* Those that look meanwhile may find nothing, so behind it once more */
+    /* Set it behind the flush, too: meanwhile the link may be found empty */
     qatomic_set(&ch->sent, true);
     ret = qemu_fflush(ch->out);
     qatomic_set(&ch->sent, true);
@@ -161,7 +161,7 @@ int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
 
 bool postcopy_fetch_has_any_background(MigrationState *s)
 {
-    /* One that requests share with it would make them wait */
+    /* On a shared channel, requested pages would wait for the background */
     return s->postcopy->channels && s->postcopy->channels->len > 1;
 }
 
@@ -172,8 +172,8 @@ bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb)
 }
 
 /*
- * Counted from the last one on: requests use as few as they can from the first
- * on, which is theirs alone
+ * Counted from the last channel on: requests use as few channels as possible,
+ * from the first one on, which only they use.
  */
 static PostcopyFetchSource *postcopy_fetch_of_turn(MigrationState *s)
 {
@@ -184,9 +184,9 @@ static PostcopyFetchSource *postcopy_fetch_of_turn(MigrationState *s)
 }
 
 /*
- * Each stretch before a PING has one channel, so that the destination's threads
- * place several at the same time.  Those that have requests are left alone, but
- * for the last one.
+ * The pages before each PING use one channel, so that the destination's threads
+ * place several stretches at the same time.  If the next channel has had
+ * requests, the last one is used.
  */
 static void postcopy_fetch_next_turn(MigrationState *s)
 {

@@ -29,7 +29,7 @@
 #include "trace.h"
 
 /*
- * So long the migration waits for channels, while the guest runs: for those
+ * How long the migration waits for channels, while the guest runs: for those
  * that it can do without, and for a set number
  */
 #define CONNECT_MS        2000
@@ -103,7 +103,7 @@ static void postcopy_fetch_free(PostcopyFetchSource *ch)
     g_free(ch);
 }
 
-/* With qemu_file_lock: @ch is up if there is no @err, which this takes */
+/* With qemu_file_lock: @ch is up if @err is NULL.  Takes ownership of @err. */
 static void postcopy_fetch_settled(PostcopyFetchSource *ch, Error *err)
 {
     if (err) {
@@ -121,9 +121,9 @@ static void postcopy_fetch_shutdown(GPtrArray *channels);
 static void postcopy_fetch_free_all(MigrationState *s, GPtrArray *channels);
 
 /*
- * A Unix socket holds less than a run by default, so that both sides would wait
- * for each other several times in each: it gets what the kernel allows.  TCP
- * finds by itself what it needs.
+ * By default, a Unix socket holds less than a run, so that both sides would
+ * wait for each other several times in each run: set what the kernel allows.
+ * TCP adapts by itself.
  */
 static void postcopy_fetch_widen(QIOChannelSocket *sioc)
 {
@@ -137,7 +137,7 @@ static void postcopy_fetch_widen(QIOChannelSocket *sioc)
     }
 }
 
-/* In the main thread */
+/* Called in the main thread */
 static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
 {
     g_autoptr(QIOChannel) ioc = QIO_CHANNEL(qio_task_get_source(task));
@@ -148,7 +148,7 @@ static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
     Error *err = NULL;
 
     if (!qio_task_propagate_error(task, &err)) {
-        /* The last segment of a page that somebody waits for must not wait */
+        /* The last segment of a requested page must not be delayed */
         qio_channel_set_delay(ioc, false);
         qio_channel_set_name(ioc, "migration-fetch");
         postcopy_fetch_widen(QIO_CHANNEL_SOCKET(ioc));
@@ -160,7 +160,7 @@ static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
     }
     QEMU_LOCK_GUARD(&s->qemu_file_lock);
     if (!err && qatomic_read(&ch->ended)) {
-        /* What closes it would wait for a thread that nothing breaks */
+        /* postcopy_fetch_free_all() would wait for an unbroken thread */
         error_setg(&err, "given up while it connected");
     }
     if (ch->abandoned) {
@@ -178,9 +178,7 @@ static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
     }
 }
 
-/*
- * Of the channel's thread: until the destination has answered, or @errp is set
- */
+/* Called by the channel's thread: wait for the answer, or set @errp */
 static void postcopy_fetch_greet(PostcopyFetchSource *ch, Error **errp)
 {
     const uint8_t *token = ch->s->postcopy->offer.token;
@@ -212,13 +210,13 @@ static void postcopy_fetch_connect(MigrationState *s, unsigned n)
     }
 }
 
-/* Of a set number, each is needed: a lost SYN is sent again after 1, 3, 7 s */
+/* A set number needs each channel: a lost SYN is repeated after 1, 3, 7 s */
 static int postcopy_fetch_patience_ms(MigrationState *s)
 {
     return s->postcopy->strict ? STRICT_CONNECT_MS : CONNECT_MS;
 }
 
-/* Wait until each channel is up or down, no longer than that */
+/* Wait until each channel is up or down, at most for that time */
 static void postcopy_fetch_wait(MigrationState *s)
 {
     int64_t now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
@@ -242,8 +240,8 @@ static void postcopy_fetch_wait(MigrationState *s)
 }
 
 /*
- * Close all channels that are not up.  Returns those that are, as bits, and for
- * others in @why the reason, which the caller frees, of the first of them.
+ * Close all channels that are not up.  Returns the bits of those that are up.
+ * If not all are, sets @why to the first one's reason; the caller frees it.
  */
 static uint16_t postcopy_fetch_close_rest(MigrationState *s, char **why)
 {
@@ -292,7 +290,7 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp)
         }
         s->postcopy->channels = g_ptr_array_new();
     }
-    /* A recovery may be by a way that connects once */
+    /* A recovery's URI may be one that connects only once */
     if (socket_outgoing_can_connect()) {
         postcopy_fetch_connect(s, agreed);
     } else {
@@ -322,7 +320,7 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp)
 
 /* The channel's thread */
 
-/* Something is wrong with one channel: break all, so that postcopy pauses */
+/* One channel has failed: break all, so that postcopy pauses */
 static void postcopy_fetch_failed(PostcopyFetchSource *ch, Error *err)
 {
     MigrationState *s = ch->s;
@@ -360,7 +358,7 @@ static void *postcopy_fetch_source_thread(void *opaque)
     }
     while (postcopy_frame_get(ch->in, &frame, false, &err)) {
         stat64_add(&counts->requests, 1);
-        /* Until then what is clean is released, and a failure may return */
+        /* Before, clean pages are released, and migration can still fail */
         qemu_event_wait(&ch->s->postcopy->active);
         if (!migration_in_postcopy()) {
             error_setg(&err, "a page request while the status is %s",
@@ -404,13 +402,13 @@ void postcopy_fetch_send_end(MigrationState *s)
         Error *err = NULL;
 
         WITH_QEMU_LOCK_GUARD(&ch->lock) {
-            /* The destination closes all once it has seen the end of all */
+            /* The destination closes all channels when all have ended */
             qatomic_set(&ch->ended, true);
             postcopy_frame_put(ch->out, &end, &ch->last);
             qemu_fflush(ch->out);
             qemu_file_get_error_obj(ch->out, &err);
         }
-        /* The channel's own thread does not say so any more */
+        /* The channel's own thread does not report this any more */
         if (err) {
             postcopy_fetch_failed(ch, err);
         }
@@ -418,8 +416,9 @@ void postcopy_fetch_send_end(MigrationState *s)
 }
 
 /*
- * So that no thread waits for one of @channels any more.  With qemu_file_lock.
- * Whoever breaks those that are up breaks the main one too, and says why.
+ * No thread waits for one of @channels any more.  With qemu_file_lock.  A
+ * caller that breaks channels that are up breaks the main one, too, and sets an
+ * error.
  */
 static void postcopy_fetch_shutdown(GPtrArray *channels)
 {
@@ -428,14 +427,14 @@ static void postcopy_fetch_shutdown(GPtrArray *channels)
 
         qatomic_set(&ch->ended, true);
         if (ch->in) {
-            /* The thread meets the end, and marks its QEMUFiles by itself */
+            /* The thread notices the end, and marks its QEMUFiles by itself */
             qio_channel_shutdown(qemu_file_get_ioc(ch->in),
                                  QIO_CHANNEL_SHUTDOWN_BOTH, NULL);
         }
     }
 }
 
-/* Those of @channels, which are shut down, that are not connecting any more */
+/* Free @channels, which are shut down, but not those that still connect */
 static void postcopy_fetch_free_all(MigrationState *s, GPtrArray *channels)
 {
     for (guint i = 0; i < channels->len; i++) {

@@ -1,5 +1,5 @@
 /*
- * Postcopy: fetch channels, on the source: what its files share
+ * Postcopy: fetch channels, on the source: declarations for its files
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -13,13 +13,13 @@
 #include "outgoing.h"
 
 typedef enum FetchState {
-    /* The main thread has it, or will: there is no thread */
+    /* The main thread connects the channel, or will: it has no thread */
     FETCH_CONNECTS,
-    /* Its thread says hello */
+    /* The channel's thread greets the destination */
     FETCH_GREETS,
     /* The destination has answered */
     FETCH_UP,
-    /* It will not; out tells whether there is a thread */
+    /* It failed; @out is not NULL if it has a thread */
     FETCH_DOWN,
 } FetchState;
 
@@ -28,46 +28,46 @@ typedef struct PostcopyFetchSource {
     unsigned id;
     /*
      * Atomic.  Written by the main thread, with MigrationState.qemu_file_lock,
-     * up to GREETS, and then by the channel's
+     * up to GREETS, and then by the channel's thread
      */
     FetchState state;
     /*
-     * The main thread, which connects it, frees it, too: written with
-     * MigrationState.qemu_file_lock while it is FETCH_CONNECTS
+     * The main thread, which connects it, also frees it: written with
+     * MigrationState.qemu_file_lock while @state is FETCH_CONNECTS
      */
     bool abandoned;
-    /* Why it is FETCH_DOWN; MigrationState.qemu_file_lock */
+    /* Why @state is FETCH_DOWN; MigrationState.qemu_file_lock */
     Error *err;
-    /* Of its thread */
+    /* Only @thread uses @in */
     QEMUFile *in;
     QemuThread thread;
     /*
-     * Protects out, last and unsent.  A thread holds it from when it takes a
-     * page out of the dirty bitmap until the page is put in out: so the end
-     * frame, put there when the bitmap is empty, is behind all pages.  The
-     * migration thread, which puts the end, takes it only to put a run.
+     * Protects @out, @last and @unsent.  A thread holds it from taking a page
+     * out of the dirty bitmap until the page is in @out: so the end frame, put
+     * when the bitmap is empty, is behind all pages.  The migration thread,
+     * which puts the end frame, takes it only to put a run.
      */
     QemuMutex lock;
     QEMUFile *out;
     /* Block of the last frame in out */
     RAMBlock *last;
-    /* Bytes of pages in out's buffer */
+    /* Bytes of pages in @out's buffer */
     size_t unsent;
-    /* Atomic: that its connection ends is no error any more */
+    /* Atomic: it is no error any more that the connection ends */
     bool ended;
-    /* Atomic: the link may have what was sent since it was found empty */
+    /* Atomic: bytes were sent since the link was found empty */
     bool sent;
-    /* Atomic: there was a request since the background's turn came here last */
+    /* Atomic: a request came since the background last used this channel */
     bool requested;
 } PostcopyFetchSource;
 
-/* Of fetch-send.c */
+/* fetch-send.c */
 
 /*
- * In the channel's thread: answer the request @frame.  What was sent, or is on
- * its way by another channel, is left out.  @more: the next request is there
- * already, and its answer may go with this one; else the pages around go along
- * for which the link has the time.  Returns the error of @ch->out, or 0.
+ * Called by the channel's thread: answer the request @frame.  Leaves out pages
+ * that were sent, or that another channel sends.  @more: the next request was
+ * received, and its answer may go with this one; if not, neighbours are sent
+ * along as far as the link has the time.  Returns the error of @ch->out, or 0.
  */
 int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
                          bool more);

@@ -1,5 +1,5 @@
 /*
- * Postcopy: what passes a fetch channel
+ * Postcopy: the protocol of a fetch channel
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -12,10 +12,10 @@
 #include "migration/misc.h"
 #include "fetch-wire.h"
 
-/* Of a frame, followed by name_length bytes of the block's name */
+/* Header of a frame; name_length bytes of the block's name follow */
 typedef struct QEMU_PACKED PostcopyFrameHeader {
     uint8_t type;
-    /* 0: the same block as in the frame before */
+    /* 0: the same block as in the last frame */
     uint8_t name_length;
     uint16_t zero;
     uint32_t length;
@@ -85,7 +85,7 @@ void postcopy_frame_put(QEMUFile *f, const PostcopyFrame *frame,
     }
 }
 
-/* Whether the pages of @frame are what this side has */
+/* Whether this side has the pages of @frame */
 static bool postcopy_frame_check(const PostcopyFrame *frame, bool from_source,
                                  Error **errp)
 {
@@ -160,7 +160,7 @@ bool postcopy_frame_is_there(QEMUFile *f)
     size_t there = qemu_file_buffered(f);
     PostcopyFrameHeader *header;
 
-    /* Does not wait for what is there */
+    /* Does not wait: these bytes are in the buffer */
     return there >= sizeof(*header) &&
            qemu_peek_buffer(f, (uint8_t **)&header, sizeof(*header), 0) &&
            there >= sizeof(*header) + header->name_length;

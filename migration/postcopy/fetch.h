@@ -2,8 +2,8 @@
  * Postcopy: fetch channels
  *
  * Connections beside the main one (parameter postcopy-fetch-channels).  The
- * destination sends page requests on them, and the source the pages that were
- * requested, each on the same channel.
+ * destination sends page requests on them, and the source sends the requested
+ * pages, each on the channel of its request.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -20,7 +20,7 @@
 #include "migration/migration.h"
 #include "request.h"
 
-/* Since a migration began, recoveries included */
+/* Counts since a migration began, recoveries included */
 typedef struct PostcopyFetchCounts {
     Stat64 requests;
     Stat64 pages;
@@ -29,57 +29,57 @@ typedef struct PostcopyFetchCounts {
 } PostcopyFetchCounts;
 
 /*
- * A page of this size or more fills a link alone, and its temporary page is so
- * large: requested ones use one channel, and others the main channel
+ * A page of this size or more fills a link by itself, and needs a temporary
+ * page as large: requested ones use one channel, and others the main channel
  */
 #define POSTCOPY_FETCH_LARGE (64 * MiB)
 
 typedef struct PostcopyFetch PostcopyFetch;
 typedef struct PostcopyFetchOffer PostcopyFetchOffer;
 
-/* Fill in what each channel has done, of the side that this QEMU is */
+/* Fill in the counts of each channel, for the side that this QEMU is */
 void postcopy_fetch_fill_info(MigrationInfo *info);
 
 /*
- * How many channels both sides have agreed on.  If any, there is no preempt
- * channel, even if it turns out that none can be connected.  Any thread.
+ * Number of channels on which both sides have agreed.  If not 0, there is no
+ * preempt channel, even if no fetch channel can be connected.  Any thread.
  */
 unsigned postcopy_fetch_agreed(void);
 
-/* With the BQL, once: channels are one of the peers' features */
+/* Called once, with the BQL: channels are one of the peers' features */
 void postcopy_fetch_agree_init(void);
 
 /* Source */
 
-/* Make and free @s->postcopy: with @s itself */
+/* Make and free @s->postcopy, together with @s */
 void postcopy_fetch_init(MigrationState *s);
 void postcopy_fetch_destroy(MigrationState *s);
 
 /* A migration begins: nothing is agreed on.  BQL, no migration thread. */
 void postcopy_fetch_begin(MigrationState *s);
 
-/* In the thread of the return path: the destination has said so */
+/* Called by the return path thread: the destination has sent @offer */
 void postcopy_fetch_offered(MigrationState *s, const PostcopyFetchOffer *offer);
 
 /*
- * Put the connections of those that are open into @iocs, and pointers to their
+ * Put the connections of open channels into @iocs, and pointers to their
  * PostcopyFetchSource.sent into @sent, which have room for
  * POSTCOPY_FETCH_CHANNELS_MAX; returns how many.  Migration thread.
  */
 unsigned postcopy_fetch_iocs(MigrationState *s, QIOChannel **iocs, bool **sent);
 
-/* Fill in what the last migration has done, if it has opened channels */
+/* Fill in the counts of the last migration, if it has opened channels */
 bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info);
 void postcopy_fetch_fill_counts(MigrationInfo *info, unsigned used,
                                 PostcopyFetchCounts *counts);
 
 /*
- * Connect the channels that both sides have agreed on, at the same time, use
- * those that the destination has answered within two seconds, and tell it on
- * the main channel which ones these are.  In the migration thread, without the
+ * Connect the agreed channels, at the same time, use those that the destination
+ * has answered within two seconds (ten, if one side has set a number), and send
+ * their bits on the main channel.  Called by the migration thread, without the
  * BQL; the guest still runs, or a recovery has begun.  Returns false and sets
- * @errp if the migration or recovery has been given up meanwhile, or if fewer
- * came up than one side has set; then all are closed.
+ * @errp if the migration or recovery was given up meanwhile, or if one side has
+ * set a number and fewer came up; then all are closed.
  */
 bool postcopy_fetch_open(MigrationState *s, Error **errp);
 
@@ -87,40 +87,40 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp);
 void postcopy_fetch_go(MigrationState *s);
 
 /*
- * Whether the background goes by channels, and that of @rb.  These functions
- * and those below are the migration thread's.
+ * Whether the background uses channels, and that of @rb.  The migration thread
+ * calls these functions, up to postcopy_fetch_send_end().
  */
 bool postcopy_fetch_has_any_background(MigrationState *s);
 bool postcopy_fetch_has_background(MigrationState *s, RAMBlock *rb);
 
 /*
- * Where the background's run of pages from byte @start of @rb ends, at @end at
- * the latest; @zero is set if they are zeros, of which there may be many, while
- * others are no more than what the window lets go.
+ * The end of the background's run of pages from byte @start of @rb on, at most
+ * @end.  Sets @zero if they are zeros, of which a run may have many; the window
+ * limits other runs.
  */
 ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                               ram_addr_t end, bool *zero);
 
 /*
- * Send such a run, whose pages are claimed, at the end of the slice.  The one
- * before was given to postcopy_fetch_put_run().
+ * Hold such a run, whose pages are claimed, until the end of the slice.  The
+ * caller has passed the run before to postcopy_fetch_put_run().
  */
 void postcopy_fetch_hold_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                              ram_addr_t end, bool zero);
 
 /*
- * Put the run that is held into a buffer: another one will be held at once.
- * Without bitmap_mutex.  Returns 0 or negative errno.
+ * Put the held run into a buffer: the caller holds another one next.  Called
+ * without bitmap_mutex.  Returns 0 or negative errno.
  */
 int postcopy_fetch_put_run(MigrationState *s);
 
 /*
- * Behind a slice: send its runs, and behind them @ping, which may be NULL.
- * Returns false if there were none.  Without bitmap_mutex.
+ * After a slice: send its runs, and then @ping, which may be NULL.  Returns
+ * false if there were none.  Called without bitmap_mutex.
  */
 bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping);
 
-/* All that was to be sent has been: tell the destination on each channel */
+/* Everything was sent: send the end on each channel */
 void postcopy_fetch_send_end(MigrationState *s);
 
 /*
@@ -134,40 +134,40 @@ void postcopy_fetch_close(MigrationState *s);
 
 /* Destination */
 
-/* For PostcopyIncoming.fetch; lives for ever, as @mis does */
+/* For PostcopyIncoming.fetch; never freed, as @mis */
 PostcopyFetch *postcopy_fetch_new(MigrationIncomingState *mis);
 
-/* By which channel @page is best requested now */
+/* The channel on which @page is best requested now */
 unsigned postcopy_fetch_choose(MigrationIncomingState *mis,
                                const PostcopyPage *page);
 
 /*
- * Whether no channel is awaited: none was agreed on, or the source has said
- * which ones it uses.  Takes no lock.
+ * Whether no channel is awaited: none was agreed on, or the source has reported
+ * which channels it uses.  Takes no lock.
  */
 bool postcopy_fetch_complete(MigrationIncomingState *mis);
 
 /*
- * With the BQL: the source advises of postcopy.  Returns false and sets @errp
- * if this side has set a number and has not been asked for it.
+ * Called with the BQL: the source advises of postcopy.  Returns false and sets
+ * @errp if this side has set a number and the source has not asked for it.
  */
 bool postcopy_fetch_advised(MigrationIncomingState *mis, Error **errp);
 
 /*
- * A connection has come that is not the main one.  Waits for what it says
- * first.  On success, another reference is taken.
+ * A connection other than the main one was accepted.  Waits for its first
+ * message.  On success, takes another reference to @ioc.
  */
 void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
                                         QIOChannel *ioc, Error **errp);
 
 /*
- * The source uses the channels whose bits are in @used: close the others.  In
+ * The source uses the channels with bits in @used: close the others.  Called by
  * the thread that loads the main channel, before LISTEN or in a recovery.
  */
 bool postcopy_fetch_settle(MigrationIncomingState *mis, uint16_t used,
                            Error **errp);
 
-/* Whether pages are requested by channels.  Any thread. */
+/* Whether pages are requested on channels.  Any thread. */
 bool postcopy_fetch_incoming(MigrationIncomingState *mis);
 
 /*
@@ -184,7 +184,7 @@ void postcopy_fetch_break_incoming(MigrationIncomingState *mis);
 
 /*
  * Break all channels, wait for their threads, and close them: at the end, or
- * when postcopy pauses.  Requests that come later fail.
+ * when postcopy pauses.  Later requests fail.
  */
 void postcopy_fetch_stop(MigrationIncomingState *mis);
 

@@ -2,13 +2,13 @@
  * Postcopy: a guest that runs while its memory is in a file
  *
  * The file is one more source of pages (source.h).  A thread that misses a page
- * reads and places it by itself if the host's page cache has it, which takes no
- * longer than to tell another thread, and wakes nobody.  What must be waited
- * for is read by other threads, as a vCPU must stay able to answer, and the
- * fault thread serves all who wait in userfaultfd.
+ * reads and places it by itself if the host's page cache has it: this takes no
+ * longer than to notify another thread, and wakes no thread.  Other threads
+ * read pages that must be waited for, as a vCPU must stay interruptible, and
+ * the fault thread serves all that wait in userfaultfd.
  *
  * The file does not change, so a page is read first and claimed after that: two
- * who read the same one do not wait for each other.
+ * threads that read the same page do not wait for each other.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -52,57 +52,57 @@
 #include "trace.h"
 
 /*
- * What is read at once of what nobody has missed: a disk takes some time for
- * each read, and the kernel has huge pages of this size.  And what is placed at
- * once of that, if not as a huge page, as a vCPU that misses a page of it
- * waits.
+ * RUN_SIZE is read at once of pages that no thread has missed: a disk takes
+ * some time for each read, and the kernel has huge pages of this size.  Of
+ * these, PLACE_SIZE is placed at once unless they become a huge page, as a vCPU
+ * that misses one of them waits.
  */
 #define RUN_SIZE (2 * MiB)
 #define PLACE_SIZE (256 * KiB)
 
 /*
- * What is read with a page that is missed, aligned.  Each small page takes some
- * microseconds to place, on which the vCPU waits; a fault takes ten or more.
+ * Bytes that are read with a missed page, aligned.  Each small page takes some
+ * microseconds to place, for which the vCPU waits; a fault takes ten or more.
  */
 #define AROUND_SIZE (16 * KiB)
 
 /*
- * What the page cache gets, aligned, when a page that is missed has to be
- * waited for: a disk needs hardly longer for it
+ * Bytes that the page cache reads, aligned, when a missed page has to be waited
+ * for: a disk hardly takes longer for them
  */
 #define READ_AHEAD_SIZE (256 * KiB)
 
-/* For how long, in ns, pages that are missed belong to the working set */
+/* For how long, in ns, missed pages belong to the working set */
 #define WORKING_SET_NS (3 * NANOSECONDS_PER_SECOND)
 
 /*
  * Holes of this size are given to the kernel, so that the guest has zeros there
- * without a fault that QEMU sees, and huge pages; of smaller ones there may be
- * more than a process may have mappings
+ * without a fault that QEMU serves, and huge pages.  There may be more smaller
+ * ones than a process may have mappings.
  */
 #define HOLE_SIZE (2 * MiB)
 #define HOLES_MAX 1024
 
-/* Threads that read what must be waited for: a slow disk serves several */
+/* Threads that read uncached pages: a slow disk serves several */
 #define READERS 4
 
 /*
  * For how long, in ns from the first page on, the guest waits for its working
- * set: the readers place pages faster than vCPUs that miss each of them
+ * set: the readers place pages faster than vCPUs that miss each page
  */
 #define AHEAD_NS (100 * SCALE_MS)
 
 /* How long to wait, in ms, for pages that other threads have claimed */
 #define END_MS 100
 
-/* How often to look, in us, whether what nobody misses is wanted by now */
+/* How often to poll, in us, whether the rest is to be read by now */
 #define LOOK_US 20000
 
 typedef struct PostcopyFileBlock {
     RAMBlock *rb;
     uint64_t bitmap_offset;
     uint64_t pages_offset;
-    /* Of the pages of the target that the file has.  Constant. */
+    /* Target pages that the file contains.  Constant. */
     unsigned long *bitmap;
 } PostcopyFileBlock;
 
@@ -110,7 +110,7 @@ typedef struct FileTask {
     RAMBlock *rb;
     /* In bytes */
     ram_addr_t start;
-    /* 0: the page at @start has been missed.  Else the size of a run. */
+    /* 0: the page at @start was missed.  Else the size of a run. */
     size_t size;
     QTAILQ_ENTRY(FileTask) next;
 } FileTask;
@@ -118,54 +118,55 @@ typedef struct FileTask {
 /*
  * PostcopyIncoming.file.  Made and freed with the BQL; threads that miss pages
  * use it between postcopy_requests_enter() and postcopy_requests_leave(), and
- * its own end before it is freed.
+ * its own threads exit before it is freed.
  */
 struct PostcopyFile {
     /* PostcopyFileBlock; constant once memory may be missing */
     GArray *blocks;
     /*
-     * Constant; what it is open to is replaced by postcopy_file_recover(), as
-     * dup2() does, which those that read do not notice
+     * Constant.  postcopy_file_recover() replaces the open file behind it, as
+     * dup2() does, which threads that read do not notice.
      */
     int fd;
-    /* Of RWF_NOWAIT: the file system may not have it.  Atomic. */
+    /* The file system may support RWF_NOWAIT.  Atomic. */
     bool nowait;
-    /* The file system has no disk behind it */
+    /* The file system has no disk below it */
     bool memory;
     /*
-     * Nothing is read until a recovery, or any more.  Atomic; the thread that
-     * has set it changes the status to POSTCOPY_PAUSED.  Cleared before
+     * No more is read until a recovery, or at all.  Atomic; the thread that
+     * sets it changes the status to POSTCOPY_PAUSED.  Cleared before
      * outstanding pages are listed.
      */
     bool paused;
-    /* Posted by the one that has cleared it */
+    /* Posted by the thread that has cleared @paused */
     QemuSemaphore recovered;
     /*
-     * What must be waited for, missed pages first; under the lock, as is quit
+     * Pages to wait for, missed ones first.  @tasks_lock protects @tasks and
+     * @quit.
      */
     QTAILQ_HEAD(, FileTask) tasks;
     QemuMutex tasks_lock;
     QemuCond tasks_changed;
-    /* Readers do nothing any more, and end */
+    /* Readers start no more tasks, and exit */
     bool quit;
     QemuThread readers[READERS];
     /* The kernel has UFFDIO_MOVE.  Constant once memory may be missing. */
     bool can_move;
     /* Memory may be missing.  With the BQL. */
     bool reading;
-    /* Atomic: how many tasks of the working set there are */
+    /* Atomic: number of tasks of the working set */
     unsigned ahead;
-    /* Pages that had to be waited for */
+    /* Missed pages that had to be waited for */
     Stat64 uncached;
-    /* The last page that was missed, in the space of ram_addr_t */
+    /* The last page that was missed, as a ram_addr_t */
     Stat64 missed;
     /*
-     * The last one that postcopy_file_run()'s thread, which has this, has seen
+     * The last of @missed that postcopy_file_run()'s thread, its only user, saw
      */
     uint64_t followed;
-    /* Or NULL.  Constant once memory may be missing. */
+    /* The working set, or NULL.  Constant once memory may be missing. */
     PostcopyWorkingSet *set;
-    /* Atomic: missed pages belong to it */
+    /* Atomic: missed pages are added to @set */
     bool recording;
     int64_t recording_since;
 };
@@ -198,7 +199,7 @@ bool postcopy_file_lock(int fd, Error **errp)
     return true;
 }
 
-/* For messages; to be freed */
+/* Name for messages; the caller frees it */
 static char *file_name(struct PostcopyFile *file)
 {
     g_autofree char *link = g_strdup_printf("/proc/self/fd/%d", file->fd);
@@ -248,7 +249,7 @@ static void file_free(MigrationIncomingState *mis)
     g_free(file);
 }
 
-/* Returns a new descriptor of what @f has open, or -1 */
+/* Returns a new descriptor of @f's open file, or -1 */
 static int file_dup(QEMUFile *f, Error **errp)
 {
     QIOChannel *ioc = qemu_file_get_ioc(f);
@@ -330,7 +331,7 @@ bool postcopy_file_add(QEMUFile *f, RAMBlock *rb, uint64_t bitmap_offset,
         error_setg_errno(errp, errno, "cannot look at the file");
         return false;
     }
-    /* To the last one that is in the file */
+    /* Up to the last page that is in the file */
     while (pages && !test_bit(pages - 1, bitmap)) {
         pages--;
     }
@@ -344,10 +345,10 @@ bool postcopy_file_add(QEMUFile *f, RAMBlock *rb, uint64_t bitmap_offset,
     return true;
 }
 
-/* Of what is at the pages of @b in the file */
+/* Whether there are data where the file has @b's pages */
 static bool file_has_data(struct PostcopyFile *file, PostcopyFileBlock *b)
 {
-    /* The devices are read from where it stands */
+    /* The devices are read from this position */
     off_t was = lseek(file->fd, 0, SEEK_CUR);
     off_t at = lseek(file->fd, b->pages_offset, SEEK_DATA);
 
@@ -356,8 +357,8 @@ static bool file_has_data(struct PostcopyFile *file, PostcopyFileBlock *b)
 }
 
 /*
- * QEMU 10.0 does not write the bitmaps of a background snapshot.  To find all
- * of the guest's memory empty is to have such a file.
+ * QEMU 10.0 does not write the bitmaps of a background snapshot.  All of the
+ * guest's memory seems to be empty in such a file.
  */
 static bool file_has_pages(struct PostcopyFile *file, Error **errp)
 {
@@ -390,15 +391,15 @@ static bool file_has_none(PostcopyFileBlock *b, ram_addr_t start,
     return find_next_bit(b->bitmap, end >> bits, start >> bits) >= end >> bits;
 }
 
-/* Of a host page.  @start: its offset in the block */
+/* Whether a host page is a hole.  @start: its offset in the block */
 static bool file_is_hole(PostcopyFileBlock *b, ram_addr_t start)
 {
     return file_has_none(b, start, start + qemu_ram_pagesize(b->rb));
 }
 
 /*
- * Call @func for each large hole of @b, in bytes.  The host page size of memory
- * may be larger than the target's.
+ * Call @func for each large hole of @b, in bytes.  Host pages may be larger
+ * than the target's.
  */
 static int file_each_hole(PostcopyFileBlock *b, int (*func)(RAMBlock *rb,
                           ram_addr_t start, ram_addr_t size, void *opaque),
@@ -465,7 +466,7 @@ static int file_for_blocks(struct PostcopyFile *file,
 static int file_empty(PostcopyFileBlock *b)
 {
     b->rb->postcopy_length = b->rb->used_length;
-    /* ROMs and tables that were made here are in the file, too */
+    /* ROMs and tables that this QEMU has made are in the file, too */
     return ram_discard_range(b->rb->idstr, 0, b->rb->used_length);
 }
 
@@ -502,7 +503,7 @@ static void file_push(struct PostcopyFile *file, RAMBlock *rb,
     qemu_cond_signal(&file->tasks_changed);
 }
 
-/* The caller frees it; NULL: end */
+/* The caller frees the task; NULL: exit */
 static FileTask *file_pop(struct PostcopyFile *file)
 {
     FileTask *task;
@@ -547,7 +548,7 @@ static int file_begin(MigrationIncomingState *mis, Error **errp)
     file->can_move = !uffd_query_features(&features) &&
                      features & UFFD_FEATURE_MOVE;
     postcopy_ram_prepare_discard(mis);
-    /* Before the memslots are flagged, which asks what is missing */
+    /* Before memslots are flagged: that checks which pages are missing */
     file_for_blocks(file, file_holes_received);
     for (unsigned i = 0; i < READERS; i++) {
         g_autofree char *name = g_strdup_printf("mig/dst/file%u", i);
@@ -592,15 +593,15 @@ int postcopy_file_begin(MigrationIncomingState *mis)
 
 /* Reading */
 
-/* Only the first one tells, until the status is another */
+/* Only the first error is reported, until the status changes */
 static void file_failed(MigrationIncomingState *mis, Error *err)
 {
     struct PostcopyFile *file = mis->postcopy->file;
     MigrationStatus status;
 
-    if (postcopy_state_move(POSTCOPY_INCOMING_LISTENING,
-                            POSTCOPY_INCOMING_END)) {
-        /* postcopy_file_loaded() looks: the guest does not run */
+    if (postcopy_state_cmpxchg(POSTCOPY_INCOMING_LISTENING,
+                               POSTCOPY_INCOMING_END)) {
+        /* postcopy_file_loaded() checks this: the guest does not run */
         error_report_err(err);
         return;
     }
@@ -609,8 +610,8 @@ static void file_failed(MigrationIncomingState *mis, Error *err)
         error_free(err);
         return;
     }
-    error_prepend(&err, "postcopy is paused, and goes on after migrate-recover "
-                  "file: ");
+    error_prepend(&err, "postcopy is paused, and continues after "
+                  "migrate-recover file: ");
     migrate_set_error(migrate_get_current(), err);
     /* The main thread may be about to change it, before the guest runs */
     do {
@@ -623,7 +624,7 @@ static void file_failed(MigrationIncomingState *mis, Error *err)
 
 /*
  * Returns 0, -EAGAIN if it would have to wait and must not, or negative errno
- * after it has told the error
+ * after it has reported the error
  */
 static int file_read(MigrationIncomingState *mis, RAMBlock *rb, void *to,
                      ram_addr_t start, size_t size, bool wait)
@@ -675,9 +676,9 @@ static int file_read(MigrationIncomingState *mis, RAMBlock *rb, void *to,
 }
 
 /*
- * From the first page that the file has to the last one, of those from @start
- * to @end, in bytes.  What is read of holes between is of no use.  Returns as
- * file_read().
+ * Read, of the pages from @start to @end, in bytes, from the first one that the
+ * file contains to the last one.  The content of holes in between is invalid.
+ * Returns as file_read().
  */
 static int file_read_pages(MigrationIncomingState *mis, PostcopyFileBlock *b,
                            ram_addr_t start, ram_addr_t end, void *to,
@@ -695,7 +696,7 @@ static int file_read_pages(MigrationIncomingState *mis, PostcopyFileBlock *b,
                      ((ram_addr_t)(last + 1) << bits) - from, wait);
 }
 
-/* Of what was read to @data */
+/* Clear the holes in @data, which was read */
 static void file_clear_holes(PostcopyFileBlock *b, ram_addr_t start,
                              ram_addr_t end, void *data)
 {
@@ -725,9 +726,9 @@ static int file_place_huge(MigrationIncomingState *mis,
 }
 
 /*
- * The first page of the target from @bit on that has been received, or has not;
- * @end if there is none.  Without the lock under which they are received: those
- * that come meanwhile are dropped when they are claimed.
+ * The first target page from @bit on that was received, or was not; @end if
+ * there is none.  Takes no lock: pages that are received meanwhile are dropped
+ * when they are claimed.
  */
 static size_t file_next(RAMBlock *rb, size_t end, size_t bit, bool received)
 {
@@ -744,9 +745,9 @@ static size_t file_next(RAMBlock *rb, size_t end, size_t bit, bool received)
 }
 
 /*
- * From @page on, so many small pages have not been received, and are all in the
- * file or all holes, unless the holes have been @cleared.  They end at @end, in
- * bytes; the others follow later.
+ * How many small pages from @page on were not received, and are all in the file
+ * or all holes, unless the holes were @cleared.  They end at @end, in bytes;
+ * other pages follow later.
  */
 static unsigned file_run(PostcopyFileBlock *b, const PostcopyPage *page,
                          ram_addr_t end, bool cleared)
@@ -765,9 +766,9 @@ static unsigned file_run(PostcopyFileBlock *b, const PostcopyPage *page,
 }
 
 /*
- * Small pages from @start to @end, in bytes, of which some may have been
- * received; @data has what the file has of them, and zeros for holes if those
- * have been @cleared
+ * Place small pages from @start to @end, in bytes, of which some may have been
+ * received.  @data: their content in the file, and zeros for holes if these
+ * were @cleared
  */
 static int file_place_parts(MigrationIncomingState *mis, PostcopyFileBlock *b,
                             ram_addr_t start, ram_addr_t end, void *data,
@@ -790,7 +791,7 @@ static int file_place_parts(MigrationIncomingState *mis, PostcopyFileBlock *b,
     return ret;
 }
 
-/* What is placed with @page: a huge page by itself */
+/* First page that is placed with @page; only itself if it is a huge page */
 static ram_addr_t file_around(const PostcopyPage *page)
 {
     return ROUND_DOWN(page->start, AROUND_SIZE);
@@ -804,8 +805,8 @@ static ram_addr_t file_around_end(const PostcopyPage *page)
 
 /*
  * Read a host page, and place it, with small ones around it.  Returns as
- * file_read().  The caller is inside (postcopy_requests_enter()), or ends
- * before the requests do.
+ * file_read().  The caller is inside (postcopy_requests_enter()), or exits
+ * before postcopy_requests_stop().
  */
 static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
                       bool wait)
@@ -828,13 +829,13 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
     buffer = g_malloc(end - start);
     ret = file_read_pages(mis, b, start, end, buffer, wait);
     if (ret == -EAGAIN && file_is_hole(b, page->start)) {
-        /* It does not wait for its neighbours; written to, it does not exit */
+        /* A hole need not wait for others; copied zeros cause no exit */
         return postcopy_receive_page(mis, page, mis->postcopy_tmp_zero_page);
     }
     if (ret) {
         return ret;
     }
-    /* By one system call, whatever of them are holes */
+    /* One system call for all, even if some of them are holes */
     hole = file_has_none(b, start, end);
     if (!hole) {
         file_clear_holes(b, start, end, buffer);
@@ -843,8 +844,8 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
 }
 
 /*
- * The same for a page that is requested.  One of the devices' that cannot be
- * read becomes zeros, so that the load ends; and it ends with an error.
+ * The same for a page that is requested.  If a page of the devices cannot be
+ * read, it becomes zeros, so that the load ends, with an error.
  */
 static int file_place_requested(MigrationIncomingState *mis,
                                 const PostcopyPage *page, bool wait)
@@ -857,7 +858,7 @@ static int file_place_requested(MigrationIncomingState *mis,
         if (!ret || ret == -EAGAIN) {
             return ret;
         }
-        /* Of a read, it has been told */
+        /* If a read has failed, its error was reported first */
         error_setg(&err, "cannot place the page at 0x" RAM_ADDR_FMT " of %s: "
                    "%s", page->start, page->rb->idstr, strerror(-ret));
         file_failed(mis, err);
@@ -870,7 +871,7 @@ static void file_record(struct PostcopyFile *file, const PostcopyPage *page)
 {
     stat64_set(&file->missed, page->rb->offset + page->start);
     if (qatomic_read(&file->recording)) {
-        /* With those that are read with it, which are not missed then */
+        /* With the pages that are read along, which are not missed then */
         postcopy_working_set_add(file->set, page->rb, file_around(page),
                                  MAX(page->size, AROUND_SIZE));
     }
@@ -902,9 +903,9 @@ static int file_request(MigrationIncomingState *mis, const PostcopyPage *page,
 }
 
 /*
- * A page that has been received is not for this function: the vCPU exits for it
- * as it cannot be written to, like the kernel's zero page.  So zeros are
- * copied; of small pages that are all holes, those of this one.
+ * Not for pages that were received: the vCPU exits for such a page as it is not
+ * writable, like the kernel's zero page.  So zeros are copied; if all small
+ * pages around are holes, only those of this one.
  */
 static bool file_serve_inside(MigrationIncomingState *mis,
                               const PostcopyPage *page)
@@ -953,8 +954,8 @@ const PostcopySource postcopy_file = {
 };
 
 /*
- * Whether the small pages from @start to @end can be one huge page: nothing of
- * it has been received, and at most half of it are holes
+ * Whether the small pages from @start to @end can be one huge page: none of
+ * them was received, and at most half of them are holes
  */
 static bool file_is_huge(struct PostcopyFile *file, PostcopyFileBlock *b,
                          ram_addr_t start, ram_addr_t end)
@@ -969,7 +970,7 @@ static bool file_is_huge(struct PostcopyFile *file, PostcopyFileBlock *b,
            bitmap_count_one_with_offset(b->bitmap, first, pages) >= pages / 2;
 }
 
-/* Of RUN_SIZE, a huge page if the kernel has one; or NULL */
+/* RUN_SIZE bytes, a huge page if the kernel has one; or NULL */
 static void *file_new_buffer(void)
 {
     void *buffer = qemu_anon_ram_alloc(RUN_SIZE, NULL, false, false);
@@ -981,8 +982,8 @@ static void *file_new_buffer(void)
 }
 
 /*
- * It has been moved.  Where the kernel had to move small pages, their page
- * table is left, so that there would never be a huge page again.
+ * The buffer was moved.  Where the kernel had to move small pages, their page
+ * table is left, so that the buffer would never be a huge page again.
  */
 static void file_renew_buffer(void **buffer)
 {
@@ -995,8 +996,8 @@ static void file_renew_buffer(void **buffer)
 }
 
 /*
- * Returns how many bytes of @b were placed from @page on, at most to the next
- * multiple of RUN_SIZE or one page, or negative errno
+ * Returns how many bytes of @b were placed from @page on, at most up to the
+ * next multiple of RUN_SIZE or one page, or negative errno
  */
 static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
                               const PostcopyPage *page, size_t size,
@@ -1026,7 +1027,7 @@ static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
     return ret ?: end - page->start;
 }
 
-/* Begin to read what is around @start */
+/* Begin to read the pages around @start */
 static void file_read_ahead(struct PostcopyFile *file, PostcopyFileBlock *b,
                             ram_addr_t start)
 {
@@ -1037,7 +1038,7 @@ static void file_read_ahead(struct PostcopyFile *file, PostcopyFileBlock *b,
                   POSIX_FADV_WILLNEED);
 }
 
-/* While it is paused, and after an error, a recovery asks again */
+/* While it is paused, and after an error, a recovery requests pages again */
 static void file_do_task(MigrationIncomingState *mis, const FileTask *task,
                          void **buffer)
 {
@@ -1051,7 +1052,7 @@ static void file_do_task(MigrationIncomingState *mis, const FileTask *task,
         }
         file_place_requested(mis, &page, true);
     } else if (b) {
-        /* Of huge pages, each is placed by itself */
+        /* Each huge page is placed by itself */
         for (int64_t done = 0; done >= 0 && page.start < end; ) {
             done = file_place_run(mis, b, &page, end - page.start, buffer);
             page = postcopy_page(task->rb, page.start + MAX(done, 0));
@@ -1092,9 +1093,9 @@ static void file_readers_stop(struct PostcopyFile *file)
     }
 }
 
-/* What nobody has missed */
+/* Pages that no thread has missed */
 
-/* Sleep, if that is faster than it may be; in bytes */
+/* Sleep, if @size bytes were read faster than allowed */
 static void file_limit(MigrationIncomingState *mis, size_t size)
 {
     uint64_t rate = migrate_max_postcopy_bandwidth();
@@ -1104,7 +1105,7 @@ static void file_limit(MigrationIncomingState *mis, size_t size)
     }
 }
 
-/* If its time is over, or @now */
+/* End it if its time is over, or @now */
 static void file_end_recording(struct PostcopyFile *file, bool now)
 {
     if (file->recording &&
@@ -1115,8 +1116,8 @@ static void file_end_recording(struct PostcopyFile *file, bool now)
 }
 
 /*
- * More is likely to be missed behind a page that was: the rest goes on from
- * there.  Sets @i and @bit, if there is one that it does not know.
+ * More pages are likely to be missed behind a missed page: the rest continues
+ * there.  Sets @i and @bit, if there is a new one.
  */
 static void file_follow(struct PostcopyFile *file, guint *i, size_t *bit)
 {
@@ -1137,7 +1138,7 @@ static void file_follow(struct PostcopyFile *file, guint *i, size_t *bit)
 }
 
 /*
- * Returns 0 if in a whole round over the blocks nothing was missing, -EIO if it
+ * Returns 0 if in a whole round over the blocks no page was missing, -EIO if it
  * is paused, or negative errno
  */
 static int file_place_rest(MigrationIncomingState *mis, void **buffer)
@@ -1146,9 +1147,7 @@ static int file_place_rest(MigrationIncomingState *mis, void **buffer)
     unsigned bits = qemu_target_page_bits();
     size_t bit = 0;
 
-    /*
-     * A round may have begun inside of the first block, which is the last too
-     */
+    /* A round may begin inside of the first block, which is also the last */
     for (guint i = 0, whole = 0; whole <= file->blocks->len; ) {
         PostcopyFileBlock *b;
         PostcopyPage page;
@@ -1191,12 +1190,10 @@ static int file_place_rest(MigrationIncomingState *mis, void **buffer)
     return 0;
 }
 
-/* Returns whether all has been placed; if not, it is paused */
+/* Returns whether all pages were placed; if not, it is paused */
 static bool file_place_all(MigrationIncomingState *mis, void **buffer)
 {
-    /*
-     * What another thread has claimed, and cannot place, is for the next pass
-     */
+    /* The next pass places pages that another thread has claimed in vain */
     do {
         int ret = file_place_rest(mis, buffer);
 
@@ -1219,7 +1216,7 @@ static void *file_thread(void *opaque)
     void *buffer = file_new_buffer();
 
     rcu_register_thread();
-    /* In the end it sets paused, so that nobody pauses what is over */
+    /* In the end this sets @paused, so that nothing pauses what is over */
     while (!file_place_all(mis, &buffer) || qatomic_xchg(&file->paused, true)) {
         qemu_sem_wait(&file->recovered);
         postcopy_fault_ask_again(mis);
@@ -1230,7 +1227,7 @@ static void *file_thread(void *opaque)
     file_readers_stop(file);
     postcopy_ram_incoming_cleanup(mis);
 
-    /* Who is told that it has completed finds nothing of it left */
+    /* A client that sees it completed must find nothing of it left */
     bql_lock();
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                       MIGRATION_STATUS_COMPLETED);
@@ -1251,8 +1248,8 @@ int coroutine_fn postcopy_file_loaded(MigrationIncomingState *mis, int ret)
            get_clock() - file->recording_since < AHEAD_NS) {
         qemu_co_sleep_ns(QEMU_CLOCK_REALTIME, SCALE_MS);
     }
-    if (!ret && !postcopy_state_move(POSTCOPY_INCOMING_LISTENING,
-                                     POSTCOPY_INCOMING_RUNNING)) {
+    if (!ret && !postcopy_state_cmpxchg(POSTCOPY_INCOMING_LISTENING,
+                                        POSTCOPY_INCOMING_RUNNING)) {
         error_report("The guest cannot run: its devices have been loaded with "
                      "pages that cannot be read");
         ret = -EIO;
@@ -1265,7 +1262,7 @@ int coroutine_fn postcopy_file_loaded(MigrationIncomingState *mis, int ret)
         file_free(mis);
         return ret;
     }
-    /* The next one is that of a recovery */
+    /* The next file is that of a recovery */
     migration_ioc_unregister_yank_from_file(mis->from_src_file);
     WITH_QEMU_LOCK_GUARD(&mis->from_src_file_mutex) {
         qemu_fclose(mis->from_src_file);
@@ -1280,7 +1277,7 @@ void postcopy_file_run(MigrationIncomingState *mis)
 {
     QemuThread thread;
 
-    /* The thread asks for parameters, also while QEMU quits */
+    /* The thread reads parameters, also while QEMU quits */
     object_ref(OBJECT(migrate_get_current()));
     qemu_thread_create(&thread, "mig/dst/file", file_thread, mis,
                        QEMU_THREAD_DETACHED);
@@ -1297,7 +1294,7 @@ void postcopy_file_pause(MigrationIncomingState *mis)
     }
 }
 
-/* Whether @fd has what this began with, as far as the guest's memory goes */
+/* Whether @fd has the bitmaps of the file from which the guest was started */
 static bool file_is_same(struct PostcopyFile *file, int fd, Error **errp)
 {
     for (guint i = 0; i < file->blocks->len; i++) {

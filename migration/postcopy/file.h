@@ -12,26 +12,24 @@
 
 /*
  * A file of the capability mapped-ram is loaded with the capability
- * postcopy-ram: of each RAMBlock only the bitmap is read, the devices are
+ * postcopy-ram: only the bitmap of each RAMBlock is read, the devices are
  * loaded, and the guest runs.  A page is read when it is missed, and a thread
- * reads the others meanwhile.  Nothing is sent to anybody, so that what is
- * said of the source in postcopy is true of the file.
+ * reads the others meanwhile.  Nothing is sent, so that comments on the source
+ * in postcopy apply to the file.
  */
 
-/*
- * Refuse what cannot be together with such a load.  Before the file is opened.
- */
+/* Refuse settings that such a load cannot have.  Before the file is opened. */
 bool postcopy_file_check(Error **errp);
 
 /**
- * postcopy_file_add: note where the pages of a block are
+ * postcopy_file_add: record where the pages of a block are
  *
  * @f: the migration stream, a file
- * @rb: as long as the block is in the file
+ * @rb: its used_length is that in the file
  * @bitmap_offset: in the file, in bytes; there is one bit for each page of the
- *     target, and those that are clear are zeros, whatever the file has
+ *     target; pages with a clear bit are zeros, whatever the file contains
  * @pages_offset: in the file, in bytes; of a page of the target or none
- * @bitmap: the function takes it over, also if it fails
+ * @bitmap: the function takes ownership, also if it fails
  *
  * Called in the coroutine that loads the stream, before any device is loaded.
  */
@@ -41,40 +39,40 @@ bool postcopy_file_add(QEMUFile *f, RAMBlock *rb, uint64_t bitmap_offset,
 
 /*
  * From here on memory may be missing.  Does nothing if postcopy_file_add() was
- * not called.  With the BQL, not in an RCU critical section.  Returns 0, or
+ * not called.  With the BQL, outside of an RCU critical section.  Returns 0, or
  * negative errno after it has reported the error.
  */
 int postcopy_file_begin(MigrationIncomingState *mis);
 
-/* Whether the guest's memory is in a file, or was until all has been read */
+/* Whether the guest's memory is in a file, or was until all was read */
 bool postcopy_file_active(MigrationIncomingState *mis);
 
 /*
- * The devices have been loaded, with this result: the guest is about to run,
- * when its working set has come or has taken too long.
- * Returns 0, or negative errno if it must not.  With the BQL.
+ * The devices were loaded, with the result @ret: the guest is about to run,
+ * when its working set was read or has taken too long.  Returns 0, or negative
+ * errno if it must not run.  With the BQL.
  */
 int coroutine_fn postcopy_file_loaded(MigrationIncomingState *mis, int ret);
 
-/* The guest runs, or stays stopped as it was: read the rest.  With the BQL. */
+/* The guest runs, or stays stopped: read the rest.  With the BQL. */
 void postcopy_file_run(MigrationIncomingState *mis);
 
 /* Stop reading, as if the file could not be read.  Any thread. */
 void postcopy_file_pause(MigrationIncomingState *mis);
 
 /**
- * postcopy_file_recover: go on with a file that has the same content
+ * postcopy_file_recover: continue with a file that has the same content
  *
- * @f: has been opened for it, and is closed
+ * @f: opened for this; the function closes it
  *
- * Any thread, also without the BQL, which a thread may hold that waits for a
- * page.
+ * Any thread, also without the BQL, which a thread that waits for a page may
+ * hold.
  */
 void postcopy_file_recover(MigrationIncomingState *mis, QEMUFile *f);
 
 /*
- * Lock @fd, to which an outgoing migration is about to be written, unless a
- * guest runs from the same file.  The lock is given up when the file is closed.
+ * Lock @fd, to which an outgoing migration is about to be written.  Fails if a
+ * guest runs from the same file.  Closing the file releases the lock.
  */
 bool postcopy_file_lock(int fd, Error **errp);
 

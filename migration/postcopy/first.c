@@ -1,9 +1,9 @@
 /*
- * Postcopy: what a guest must touch before all else when it runs again
+ * Postcopy: pages that a guest must touch first when it runs again
  *
  * A vCPU cannot run an instruction, nor serve an interrupt, without its code,
  * its stack, the tables that the processor reads by itself, and the page tables
- * on the way to each.  A device's state cannot be loaded without the rings of
+ * that lead to each.  A device's state cannot be loaded without the rings of
  * its queues.  Such pages are missed one after the other, a round trip each,
  * most with interrupts off.  They are few, and the source knows them as soon as
  * the guest has stopped: the background begins with them.
@@ -26,9 +26,9 @@
 #include "trace.h"
 
 /*
- * So many pages of a vCPU, so many that all share, and so many of all devices,
- * at most, of those that have not been sent.  64 take 2 ms at 1 Gbit/s, while
- * the devices are loaded.
+ * Maximum number of pages, not yet sent, of a vCPU, of those that all vCPUs
+ * share, and of all devices.  64 take 2 ms at 1 Gbit/s, while the devices are
+ * loaded.
  */
 #define FIRST_PAGES 64
 #define FIRST_SHARED_PAGES 256
@@ -39,14 +39,14 @@
 
 typedef struct FirstPage {
     RAMBlock *rb;
-    /* In bytes, of a host page */
+    /* Start of a host page, in bytes */
     ram_addr_t start;
 } FirstPage;
 
 struct PostcopyFirstPages {
     /* FirstPage, some more than once */
     GArray *pages;
-    /* How many were looked at, and how many of these are in the list */
+    /* How many were checked, and how many of these are in the list */
     guint next, taken;
 };
 
@@ -98,7 +98,7 @@ void postcopy_first_add(PostcopyFirstPages *to, AddressSpace *as,
     }
 }
 
-/* Of RAM, and not of a device */
+/* Reads only RAM, not devices */
 static bool first_read_ram(hwaddr address, void *buf, size_t length)
 {
     return address_space_read(&address_space_memory, address,
@@ -144,14 +144,14 @@ void postcopy_first_add_virtual(PostcopyFirstPages *to,
     }
 }
 
-/* Append the next page of @from that is new, and to be sent, if there is one */
+/* Append the next page of @from that is new and to be sent, if there is one */
 static bool first_take(PostcopyFirst *first, GHashTable *seen,
                        PostcopyFirstPages *from, guint max)
 {
     while (from->next < from->pages->len && from->taken < max) {
         FirstPage *page = &g_array_index(from->pages, FirstPage, from->next++);
 
-        /* One that a request takes at the same time is found to be sent */
+        /* postcopy_first_choose() skips a page that a request takes now */
         if (page->rb->bmap &&
             test_bit(page->start / qemu_target_page_size(), page->rb->bmap) &&
             g_hash_table_add(seen, page->rb->host + page->start)) {
@@ -198,7 +198,7 @@ void postcopy_first_begin(MigrationState *s)
     if (qemu_ram_pagesize_largest() <= FIRST_MAX_SIZE) {
         first_find(&shared, shared_kinds);
     }
-    /* In turn, so that no vCPU waits for all of another one's */
+    /* In turn, so that no vCPU waits for all pages of another one */
     while (more) {
         more = false;
         for (guint i = 0; i < cpus->len; i++) {
@@ -230,7 +230,7 @@ void postcopy_first_choose(PostcopyFirst *first, RAMBlock **rb,
         FirstPage *p = &g_array_index(first->list, FirstPage, first->next);
         unsigned long target_page = p->start / qemu_target_page_size();
 
-        /* Not sent yet, by anybody, and of a block that is */
+        /* Not sent yet by any thread, and in a block that migrates */
         if (p->rb->bmap && test_bit(target_page, p->rb->bmap)) {
             *rb = p->rb;
             *page = target_page;

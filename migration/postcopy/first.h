@@ -1,5 +1,5 @@
 /*
- * Postcopy: what a guest must touch before all else when it runs again
+ * Postcopy: pages that a guest must touch first when it runs again
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -10,62 +10,62 @@
 #include "exec/memory.h"
 #include "page-tables.h"
 
-/* Of one vCPU, of all vCPUs, or of all devices: the most urgent pages first */
+/* Of one vCPU, of all vCPUs, or of all devices: the pages needed first come first */
 typedef struct PostcopyFirstPages PostcopyFirstPages;
 
 /*
- * Where the background begins.  Of the migration thread, but for the
- * migration's begin and end.
+ * The pages with which the background begins.  Of the migration thread, except
+ * at the migration's begin and end.
  */
 typedef struct PostcopyFirst {
     /* Each page once; or NULL */
     GArray *list;
-    /* Those before have been sent */
+    /* Index of the first one that may not have been sent */
     guint next;
 } PostcopyFirst;
 
 /*
- * The guest has stopped, and the devices' state has been sent: find out what
+ * The guest has stopped, and the devices' state was sent: find the pages that
  * the guest will touch first.  Migration thread, with the BQL.
  */
 void postcopy_first_begin(MigrationState *s);
 
-/* There is no list, or none any more.  BQL, no migration thread. */
+/* Free the list, if there is one.  BQL, no migration thread. */
 void postcopy_first_reset(PostcopyFirst *first);
 
 /*
- * Where the background goes on: if such a page is still to be sent, @rb and
- * @page are changed to it, the first target page of a host page.  Migration
- * thread, with RAMState.bitmap_mutex.
+ * If a page of the list is still to be sent, change @rb and @page to it: the
+ * first target page of a host page.  Migration thread, with
+ * RAMState.bitmap_mutex.
  */
 void postcopy_first_choose(PostcopyFirst *first, RAMBlock **rb,
                            unsigned long *page);
 
-/* Whether @page is what postcopy_first_choose() has chosen.  The same. */
+/* Whether postcopy_first_choose() has chosen @page.  Called as it is. */
 bool postcopy_first_is(const PostcopyFirst *first, RAMBlock *rb,
                        unsigned long page);
 
-/* What SysemuCPUOps.first_pages and devices call, with the BQL */
+/* SysemuCPUOps.first_pages and devices call these, with the BQL */
 
-/* @length bytes from the physical address @address on, if they are RAM */
+/* Add @length bytes from the physical @address on, if they are RAM */
 void postcopy_first_add(PostcopyFirstPages *to, AddressSpace *as,
                         hwaddr address, hwaddr length);
 
-/* The page of a virtual address, and before it the tables on its way */
+/* Add the page of a virtual address, after the tables that map it */
 void postcopy_first_add_virtual(PostcopyFirstPages *to,
                                 const PageTables *tables, vaddr address);
 
 /*
- * Read @length bytes from a virtual address on.  Returns false if not all of it
- * is RAM: reading a device could change it.
+ * Read @length bytes from a virtual address on.  Returns false if not all of
+ * them are RAM: to read a device could change it.
  */
 bool postcopy_first_read(const PageTables *tables, vaddr address, void *buf,
                          size_t length);
 
-/* Let @add be called for the devices of a kind.  From type_init. */
+/* Register @add for devices of a kind.  From type_init. */
 void postcopy_first_devices(void (*add)(PostcopyFirstPages *to));
 
-/* The same for what all vCPUs share */
+/* The same for pages that all vCPUs share */
 void postcopy_first_shared(void (*add)(PostcopyFirstPages *to));
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Postcopy: pages that do not come
+ * Postcopy: pages that are late
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -26,8 +26,8 @@ static void postcopy_watch_warn(MigrationIncomingState *mis, int64_t now_ms)
     if (age_ms >= POSTCOPY_LATE_MS) {
         mis->postcopy->late_warned_ms = now_ms;
         warn_report("postcopy: %u pages are awaited, the first one since %"
-                    PRIu64 " s: offset 0x" RAM_ADDR_FMT " of %s. If it does "
-                    "not come: migrate-pause, and recover", n, age_ms / 1000,
+                    PRIu64 " s: offset 0x" RAM_ADDR_FMT " of %s. If it is not "
+                    "received: migrate-pause, and recover", n, age_ms / 1000,
                     oldest.page.start, oldest.page.rb->idstr);
     }
 }
@@ -41,7 +41,7 @@ static void postcopy_watch_look(void *opaque)
         return;
     }
     if (qatomic_read(&mis->state) != MIGRATION_STATUS_POSTCOPY_ACTIVE) {
-        /* That is known and said; after it, pages get as long anew */
+        /* QEMU has reported the pause; after it, the interval begins again */
         mis->postcopy->late_warned_ms = now_ms;
     } else if (now_ms - mis->postcopy->late_warned_ms >= POSTCOPY_LATE_MS) {
         postcopy_watch_warn(mis, now_ms);

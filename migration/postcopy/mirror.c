@@ -1,6 +1,6 @@
 /*
- * Postcopy: the second mapping of shared huge pages, which they are received
- * into before the guest sees them
+ * Postcopy: the second mapping of shared huge pages, into which they are
+ * received before the guest sees them
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -23,7 +23,7 @@
 #include "mirror.h"
 #include "trace.h"
 
-/* What Linux can be built for */
+/* Maximum for which Linux can be built */
 #define MAX_NODES 1024
 
 static bool postcopy_mirror_possible(RAMBlock *rb, bool shared, Error **errp)
@@ -35,18 +35,18 @@ static bool postcopy_mirror_possible(RAMBlock *rb, bool shared, Error **errp)
         return false;
     }
     /*
-     * The copy of a small page costs less than what avoids it: to allocate and
-     * clear it beforehand, and one more system call to read the page alone.
-     * The host may swap such pages out again; with MINOR, their next touch
-     * would be a fault of userfaultfd.
+     * To copy a small page costs less than to avoid the copy: to allocate and
+     * clear the page beforehand, and one more system call to read only it.  The
+     * host may swap such pages out again; with MINOR, their next touch would be
+     * a fault of userfaultfd.
      */
     if (qemu_ram_pagesize(rb) == qemu_real_host_page_size()) {
         error_setg(errp, "no huge pages");
         return false;
     }
     /*
-     * Another process maps the file without MINOR: it would see a page that
-     * is not complete.
+     * Another process maps the file without MINOR, and would see incomplete
+     * pages.
      */
     if (shared) {
         error_setg(errp, "other processes take part in postcopy");
@@ -57,7 +57,7 @@ static bool postcopy_mirror_possible(RAMBlock *rb, bool shared, Error **errp)
         error_setg(errp, "userfaultfd without minor faults for huge pages");
         return false;
     }
-    /* For postcopy_mirror_populate(); no length: just the question */
+    /* For postcopy_mirror_populate().  Length 0 only probes. */
     if (qemu_madvise(rb->host, 0, QEMU_MADV_POPULATE_WRITE)) {
         error_setg(errp, "no MADV_POPULATE_WRITE");
         return false;
@@ -66,15 +66,15 @@ static bool postcopy_mirror_possible(RAMBlock *rb, bool shared, Error **errp)
 }
 
 /*
- * hugetlbfs has a policy for each mapping, not for the file, and memory is
- * allocated through the mirror.  Returns 0, or negative errno.
+ * hugetlbfs has a policy for each mapping, not for the file, and the mirror
+ * allocates the memory.  Returns 0, or negative errno.
  */
 static int postcopy_mirror_copy_policy(void *mirror, void *host, size_t size)
 {
     unsigned long nodes[BITS_TO_LONGS(MAX_NODES)];
     int mode;
 
-    /* The last argument but one is the number of bits and one more */
+    /* The last argument but one is the number of bits plus one */
     if (syscall(SYS_get_mempolicy, &mode, nodes, MAX_NODES + 1, host,
                 MPOL_F_ADDR)) {
         return errno == ENOSYS ? 0 : -errno;
@@ -130,8 +130,8 @@ uint64_t postcopy_mirror_open(PostcopyMirrors *m, RAMBlock *rb, bool shared)
 }
 
 /*
- * Beside the threads that receive pages: to allocate one that is allocated
- * changes nothing.
+ * Runs beside the threads that receive pages: to allocate a page that is
+ * allocated already changes nothing.
  */
 static void *postcopy_mirror_thread(void *opaque)
 {
@@ -143,7 +143,7 @@ static void *postcopy_mirror_thread(void *opaque)
         size_t size = qemu_ram_pagesize(rb);
         ram_addr_t start = 0;
 
-        /* Parts that the guest has not plugged in are never sent */
+        /* Parts that the guest has not plugged are never sent */
         if (rb->mr && memory_region_has_ram_discard_manager(rb->mr)) {
             continue;
         }
@@ -151,7 +151,7 @@ static void *postcopy_mirror_thread(void *opaque)
             ret = postcopy_mirror_populate(rb->postcopy_mirror + start, size);
             start += size;
         }
-        /* The thread that receives a page without memory reports an error */
+        /* The thread that receives a page without memory reports the error */
         trace_postcopy_mirror_memory(rb->idstr, start, ret);
     }
     return NULL;
@@ -189,7 +189,7 @@ int postcopy_mirror_populate(void *page, size_t size)
 {
     while (qemu_madvise(page, size, QEMU_MADV_POPULATE_WRITE)) {
         if (errno == EFAULT) {
-            return -ENOMEM; /* what would have been SIGBUS */
+            return -ENOMEM; /* in place of a SIGBUS */
         }
         if (errno != EINTR && errno != EAGAIN) {
             return -errno;

@@ -13,7 +13,7 @@
 #include "fetch.h"
 #include "first.h"
 
-/* Pages of the background, side by side, that a channel is about to send */
+/* Neighbouring pages of the background that a channel is about to send */
 typedef struct PostcopyRun {
     RAMBlock *rb;
     ram_addr_t start;
@@ -24,36 +24,36 @@ typedef struct PostcopyRun {
 /* MigrationState.postcopy */
 struct PostcopyOutgoing {
     /*
-     * PostcopyFetchSource: those that are open or being opened; or NULL.  The
-     * migration thread changes it, with MigrationState.qemu_file_lock, and
-     * others look with it.
+     * PostcopyFetchSource of channels that are open or being opened; or NULL.
+     * The migration thread changes it with MigrationState.qemu_file_lock; other
+     * threads read it with this lock.
      */
     GPtrArray *channels;
     /* Posted when a channel is up, or will not be, or all are broken */
     QemuSemaphore connected;
-    /* Requests are answered: post-copy has begun, or all is to end */
+    /* Set when requests are answered: postcopy has begun, or channels break */
     QemuEvent active;
     /*
-     * POSTCOPY_FETCH_CHANNELS_MAX; NULL before the first was opened.  The
-     * pointer is written with MigrationState.qemu_file_lock.
+     * POSTCOPY_FETCH_CHANNELS_MAX of them; NULL before any channel was opened.
+     * The pointer is written with MigrationState.qemu_file_lock.
      */
     PostcopyFetchCounts *counts;
     /*
-     * How many channels both sides have agreed on, 0 before they have: atomic,
-     * written by the thread of the return path behind the two below, which stay
-     * then.
+     * Number of channels on which both sides have agreed, 0 before that:
+     * atomic, written by the return path thread after @offer and @strict, which
+     * do not change then.
      */
     unsigned agreed;
     PostcopyFetchOffer offer;
-    /* Fewer than agreed must not be used: one side has set a number */
+    /* No fewer than @agreed channels may be used: one side has set a number */
     bool strict;
-    /* Bits of those in use: atomic, written by the migration thread */
+    /* Bits of the channels in use: atomic, written by the migration thread */
     unsigned used;
     /*
-     * Of the migration thread: from the last channel on, which one takes the
-     * background's next run; the last run, which is not in that one's buffer
-     * yet, or rb is NULL and no run waits for the end of the slice; and
-     * qemu_file_transferred() behind the last run, if one does
+     * Of the migration thread.  @turn: the channel of the background's next
+     * run, counted from the last one.  @run: the last run, held until the end
+     * of the slice; rb is NULL if none is.  @transferred:
+     * qemu_file_transferred() behind @run, if one is held.
      */
     unsigned turn;
     PostcopyRun run;

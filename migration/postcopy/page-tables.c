@@ -1,8 +1,8 @@
 /*
- * Postcopy: where a guest's page tables lie, and where an address does
+ * Postcopy: addresses of a guest's page tables, and of a virtual address
  *
- * QEMU translates addresses for its debugger, but does not tell which tables it
- * has read for that, and they are missed, too.
+ * QEMU translates addresses for its debugger, but does not report the tables
+ * that it has read for that, and they are missed, too.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */

@@ -1,9 +1,9 @@
 /*
- * What both ends of a migration agree on by the first PING
+ * Features on which both ends of a migration agree by the first PING
  *
  * The first PING asks.  A destination that knows the question answers with
- * another value; any other QEMU answers with the same.  So no stream changes
- * for QEMUs that do not know it, and nobody has to configure anything.
+ * another value; any other QEMU answers with the same value.  So the stream
+ * does not change for QEMUs that do not know it, and needs no configuration.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -15,14 +15,14 @@
 #include "peer.h"
 #include "trace.h"
 
-/* What QEMU 10.0 sends, "to make stuff easier to debug" */
+/* The value of QEMU 10.0, "to make stuff easier to debug" */
 #define PING_OLD    1
 /* "QF" in the upper half; the lower half has bits of features */
 #define PING_ASK    0x51460000
-/* ... and this one in the answer */
+/* ... and this bit in the answer */
 #define PONG_ANSWER (1u << 14)
 
-/* Written by peer_register() alone */
+/* Only peer_register() writes it */
 static const PeerFeature *features[2];
 
 void peer_register(const PeerFeature *feature)

@@ -1,5 +1,5 @@
 /*
- * What both ends of a migration agree on by the first PING
+ * Features on which both ends of a migration agree by the first PING
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -9,30 +9,30 @@
 
 #include "migration/migration.h"
 
-/* Bits of a PING's value, and of the PONG's that answers it */
+/* Bits in the value of a PING, and of the PONG that answers it */
 #define PEER_GUEST_TIME     (1u << 15)
 #define PEER_FETCH_STRICT   (1u << 8)
 #define PEER_FETCH_CHANNELS 0x1fu
 
 /*
- * A PeerFeature is constant and lives for ever.  Each function returns or takes
- * bits of @mask alone.
+ * A PeerFeature is constant and never freed.  Each function returns or takes
+ * only bits of @mask.
  */
 typedef struct PeerFeature {
     uint32_t mask;
-    /* Source, migration thread: what to ask the destination */
+    /* Source, migration thread: the question to the destination */
     uint32_t (*ask)(MigrationState *s);
-    /* Destination, with the BQL: what to answer */
+    /* Destination, with the BQL: the answer to @asked */
     uint32_t (*answer)(MigrationIncomingState *mis, uint32_t asked);
     /*
-     * Source, thread of the return path: what the destination has answered, 0
-     * if it knows none of this.  If the migration must not go on, sets @errp
-     * and returns false.
+     * Source, return path thread: the destination has sent @answer, 0 if it
+     * does not know the feature.  Returns false and sets @errp if the migration
+     * must not continue.
      */
     bool (*answered)(MigrationState *s, uint32_t answer, Error **errp);
 } PeerFeature;
 
-/* Before the first migration begins; with the BQL */
+/* Called before the first migration begins; with the BQL */
 void peer_register(const PeerFeature *feature);
 
 /* Source, migration thread: the value of the first PING */
@@ -42,8 +42,8 @@ uint32_t peer_ping(MigrationState *s);
 uint32_t peer_pong(MigrationIncomingState *mis, uint32_t ping);
 
 /*
- * Source, thread of the return path: the PONG @pong has come.  Returns false
- * and sets @errp if the migration must not go on.
+ * Source, return path thread: @pong was received.  Returns false and sets @errp
+ * if the migration must not continue.
  */
 bool peer_ponged(MigrationState *s, uint32_t pong, Error **errp);
 

@@ -16,9 +16,9 @@
 #include "trace.h"
 
 /*
- * One attempt.  Returns how many bytes were placed before errno, or that errno
- * negated if there were none.  linux/userfaultfd.h: the kernel leaves either
- * in the field, and EAGAIN in errno if only a part was done.
+ * One attempt.  Returns how many bytes were placed before an error, or negative
+ * errno if none were.  linux/userfaultfd.h: the kernel stores either in the
+ * field, and EAGAIN in errno if only a part was done.
  */
 static int64_t postcopy_try_copy(int ufd, void *host, void *from, size_t size,
                                  bool wake)
@@ -75,9 +75,9 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
                    unsigned n, void *from, bool move, bool wake)
 {
     /*
-     * @wake: most pages are received before anybody waits for them, and to wake
-     * nobody costs a lock that all faults of this process share.
-     * postcopy_request_complete() says why that is safe.
+     * @wake: most pages are received before any thread waits for them, and
+     * waking takes a lock that all faults of this process share.  The comment
+     * on postcopy_request_complete() states why no wakeup is lost.
      */
     void *mirror = postcopy_mirror(page->rb, page->start);
     PostcopyPlaceMethod method = POSTCOPY_PLACE_COPY;
@@ -91,7 +91,7 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
             ret = -ENOMEM;
         } else if (move) {
             ret = postcopy_try_move(ufd, host, from, size, wake);
-            /* Since Linux 6.8.  What the kernel does not move, it copies. */
+            /* Since Linux 6.8.  Pages that it does not move are copied. */
             move = false;
             ret = MAX(ret, 0);
         } else if (from && from == mirror) {
@@ -109,8 +109,8 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
         }
         if (ret == -EEXIST && mirror && from != mirror) {
             /*
-             * The file has the page, though nobody sees it yet: memory for it
-             * was got beforehand, or a part came before the connection broke.
+             * The file has the page, not mapped yet: its memory was allocated
+             * beforehand, or a part was received before the connection broke.
              */
             ret = postcopy_mirror_populate(mirror, size);
             if (!ret) {
@@ -126,8 +126,8 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
         }
         if (ret == -EEXIST && page->size > qemu_real_host_page_size()) {
             /*
-             * Nobody else has placed the page: Linux (6.12 and 6.18 do)
-             * answers so where it could not allocate a huge page.
+             * No other thread has placed the page: Linux (6.12 and 6.18)
+             * returns this where it could not allocate a huge page.
              */
             ret = -ENOMEM;
         }

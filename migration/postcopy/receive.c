@@ -1,5 +1,5 @@
 /*
- * Postcopy: where a page is received, and what becomes of it
+ * Postcopy: where a page is received, and how it is placed
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -20,12 +20,12 @@
 #include "request.h"
 #include "trace.h"
 
-/* In the stream of RAM, before a page: at most, with the name of its block */
+/* Maximum size of a page's header in the stream, with the name of its block */
 #define PAGE_HEADER (sizeof(uint64_t) + 1 + UINT8_MAX)
 
 /*
- * Pages of the smallest size, but those of shared memory that are received in
- * place: they are claimed when all that are side by side have been received
+ * Pages of the smallest size, except those of shared memory that are received
+ * in place.  They are claimed when a run of neighbours was received.
  */
 static bool postcopy_receive_in_runs(const PostcopyPage *page)
 {
@@ -35,8 +35,8 @@ static bool postcopy_receive_in_runs(const PostcopyPage *page)
 
 /*
  * @from: as for postcopy_place()
- * @writable: the kernel maps its zero page read-only, which a vCPU that waits
- *     would leave KVM_RUN for once more
+ * @writable: a vCPU waits for a page.  The kernel maps its zero page read-only,
+ *     for which the vCPU would leave KVM_RUN once more.
  */
 static int postcopy_receive_place(MigrationIncomingState *mis,
                                   const PostcopyPage *page, unsigned n,
@@ -53,7 +53,7 @@ static int postcopy_receive_place(MigrationIncomingState *mis,
     for (unsigned i = 0; i < n; i++) {
         ram_addr_t at = page->start + i * page->size;
 
-        /* After an error, those before it have come nevertheless */
+        /* After an error, the pages before it were received nevertheless */
         if (!ret || ramblock_recv_bitmap_test_byte_offset(page->rb, at)) {
             ret = postcopy_notify_shared_wake(page->rb, at) ?: ret;
         }
@@ -69,7 +69,7 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
     bool zero = !data;
 
     while (n) {
-        /* Zeros that are copied are those of one page */
+        /* The zeros to copy are those of one page */
         unsigned most = zero && !qemu_ram_is_uf_zeroable(first.rb) ? 1 : n;
         PostcopyClaim claim;
         unsigned alike;
@@ -108,7 +108,7 @@ static int postcopy_receive_place_run(MigrationIncomingState *mis,
                                   tmp->run_zero ? NULL : tmp->run, false);
 }
 
-/* Whether @page is the next one of @tmp's run */
+/* Whether @page follows the last page of @tmp's run */
 static bool postcopy_receive_continues(const PostcopyTmpPage *tmp,
                                        const PostcopyPage *page, bool zero)
 {
@@ -118,9 +118,9 @@ static bool postcopy_receive_continues(const PostcopyTmpPage *tmp,
 }
 
 /*
- * One page that is placed with its neighbours; @data NULL: zeros.  It is placed
- * at once unless @f has the next one in its buffer, whole: reading more may
- * have to wait.
+ * Receive one page that is placed with its neighbours; @data NULL: zeros.  It
+ * is placed at once unless @f has the whole next one in its buffer: to read
+ * more may take a wait.
  */
 static int postcopy_receive_run(MigrationIncomingState *mis,
                                 PostcopyTmpPage *tmp, QEMUFile *f,
@@ -158,7 +158,7 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
     if (postcopy_receive_in_runs(&page)) {
         return 0;
     }
-    /* No page of its run is known to follow; a vCPU may wait for those */
+    /* The run may be complete, and a vCPU may wait for its pages */
     ret = postcopy_receive_place_run(mis, tmp);
     if (ret) {
         return ret;
@@ -168,7 +168,7 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
     tmp->wake = claim.uffd;
     tmp->writable = claim.vcpu;
     if (tmp->drop) {
-        /* The guest uses the page, or the other channel fills it: hands off */
+        /* The guest uses the page, or another channel fills it: do not write */
         trace_postcopy_receive_twice(rb->idstr, page.start);
         return 0;
     }
@@ -187,7 +187,7 @@ int postcopy_receive_begin(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
 
 int postcopy_receive_run_end(MigrationIncomingState *mis, unsigned channel)
 {
-    /* Where bitmaps of disks alone are in postcopy, RAM says its end, too */
+    /* If postcopy is only for bitmaps of disks, RAM has an end, too */
     return mis->postcopy_tmp_pages ?
         postcopy_receive_place_run(mis, &mis->postcopy_tmp_pages[channel]) : 0;
 }

@@ -17,28 +17,26 @@ typedef struct PostcopyWait {
     int cpu;
     uint32_t tid;
     int64_t since;
-    /* Of a vCPU that is in postcopy_request_wait() or on its way; or NULL */
+    /* The vCPU's, in postcopy_request_wait() or about to call it; or NULL */
     PostcopyWaiter *waiter;
 } PostcopyWait;
 
 typedef struct PostcopyRequest {
     QSLIST_ENTRY(PostcopyRequest) next_free;
     PostcopyPage page;
-    /* To be sent; in the list of these */
+    /* To be sent; in the list PostcopyRequests.deferred */
     bool deferred;
     QTAILQ_ENTRY(PostcopyRequest) next_deferred;
-    /* When it was first missed, or else requested ahead */
+    /* When it was first missed; before that, when it was requested ahead */
     int64_t since;
     QSLIST_HEAD(, PostcopyWait) waits;
     /* A thread waits in userfaultfd */
     bool uffd;
-    /* It was requested before anybody missed it */
+    /* It was requested before any thread missed it */
     bool ahead;
 } PostcopyRequest;
 
-/*
- * Addresses of pages that are claimed together: of the first, and behind them
- */
+/* Addresses of pages claimed together: of the first, and behind the last */
 typedef struct PostcopyClaimed {
     void *start;
     void *end;
@@ -47,24 +45,25 @@ typedef struct PostcopyClaimed {
 struct PostcopyRequests {
     const PostcopyRequestOps *ops;
 
-    /* Protects everything below, and received bits of pages while active */
+    /* Protects @active to @meter, and received bits of pages while @active */
     QemuMutex lock;
     bool active;
     /* Address of a host page -> PostcopyRequest */
     GHashTable *pages;
-    /* How many there are: read without the lock */
+    /* Number of entries in @pages: atomic, read without @lock */
     unsigned number;
     /* Entries that the sender is to send */
     QTAILQ_HEAD(, PostcopyRequest) deferred;
-    /* Pages that are being placed, PostcopyClaimed: one for each channel */
+    /* PostcopyClaimed of pages that are being placed, one for each thread */
     GArray *claims;
     /* Threads between postcopy_requests_enter() and _leave() */
     unsigned inside;
-    /* The last entry of pages has gone, or the last thread inside */
+    /* @pages has become empty, or @inside 0 */
     QemuCond empty;
     /*
-     * Not in use, so that a fault allocates no memory.  A request is not part
-     * of its first waiter: that vCPU may be kicked, and miss another page.
+     * @free_requests and @free_waits: a fault allocates no memory.  A request
+     * is not part of its first wait: its vCPU may be kicked and miss another
+     * page.
      */
     QSLIST_HEAD(, PostcopyRequest) free_requests;
     QSLIST_HEAD(, PostcopyWait) free_waits;
@@ -173,7 +172,7 @@ static void postcopy_request_end(PostcopyRequests *r, PostcopyRequest *req,
     QSLIST_INSERT_HEAD(&r->free_requests, req, next_free);
 }
 
-/* System calls, outside of the lock */
+/* Makes system calls: called without the lock */
 static void postcopy_wake_waiters(PostcopyWaiterList *wake)
 {
     PostcopyWaiter *waiter, *next;
@@ -184,9 +183,9 @@ static void postcopy_wake_waiters(PostcopyWaiterList *wake)
             continue;
         }
         /*
-         * With release: next was read before.  From here on the waiter may go,
-         * and the event reaches it while it waits for another page: it
-         * then looks once too often.
+         * Store-release: @next was read before.  From here on the waiter's
+         * thread may continue.  The event may reach it while it waits for
+         * another page: it then checks once too often.
          */
         qatomic_store_release(&waiter->done, true);
         qemu_event_set(&waiter->woken);
@@ -255,8 +254,8 @@ void postcopy_requests_start(PostcopyRequests *r)
 }
 
 /*
- * Of channels that have ended within a page; claims of threads inside go on
- * until these leave.  With the lock, which is dropped while it waits for them.
+ * Drop the claims of channels that have ended within a page.  Called with the
+ * lock, which this drops while it waits for threads inside to leave.
  */
 static void postcopy_claims_drop(PostcopyRequests *r)
 {
@@ -302,14 +301,14 @@ void postcopy_requests_leave(PostcopyRequests *r)
     }
 }
 
-/* Returns false if @fault was known: the thread was kicked, and is back */
+/* Returns false if @fault is known: the thread was kicked, and is back */
 static bool postcopy_request_add(PostcopyRequests *r, PostcopyRequest *req,
                         const PostcopyFault *fault)
 {
     bool again = false;
     PostcopyWait *wait;
 
-    /* Of one thread there may be more, each with a waiter of its own */
+    /* One thread may have several waits, each with its own waiter */
     QSLIST_FOREACH(wait, &req->waits, next) {
         if (wait->tid == fault->tid && (!wait->waiter || !fault->waiter ||
                                         wait->waiter == fault->waiter)) {
@@ -344,7 +343,7 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
     if (waiter) {
         qemu_event_reset(&waiter->woken);
         waiter->done = false;
-        /* Of a kick that this forgets, thread_kicked is seen: xchg acquires */
+        /* If this forgets a kick, thread_kicked is visible: xchg acquires */
         qatomic_xchg(&waiter->kicked, false);
     }
 
@@ -424,7 +423,7 @@ void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page)
 
     WITH_QEMU_LOCK_GUARD(&r->lock) {
         req = g_hash_table_lookup(r->pages, page->host);
-        /* It may have been received meanwhile, and missed once more */
+        /* The page may have been received meanwhile, and missed once more */
         if (req && !req->deferred) {
             wake = QTAILQ_EMPTY(&r->deferred);
             r->inside += wake;
@@ -453,7 +452,7 @@ unsigned postcopy_requests_take_deferred(PostcopyRequests *r,
     return n;
 }
 
-/* Returns false if the waiter was taken out, and is about to be woken */
+/* Returns false if the waiter was removed, and is about to be woken */
 static bool postcopy_waiter_leave(PostcopyRequests *r, PostcopyWaiter *waiter)
 {
     PostcopyRequest *req;
@@ -463,7 +462,7 @@ static bool postcopy_waiter_leave(PostcopyRequests *r, PostcopyWaiter *waiter)
     if (!waiter->page) {
         return false;
     }
-    /* Its PostcopyWait stays: the thread comes back, and has waited since */
+    /* The PostcopyWait stays: the thread returns, and its wait continues */
     req = g_hash_table_lookup(r->pages, waiter->page);
     QSLIST_FOREACH(wait, &req->waits, next) {
         if (wait->waiter == waiter) {
@@ -476,7 +475,7 @@ static bool postcopy_waiter_leave(PostcopyRequests *r, PostcopyWaiter *waiter)
 
 bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter)
 {
-    /* A page or a kick that came since postcopy_request_begin() ends it */
+    /* A page or a kick since postcopy_request_begin() ends the wait */
     while (!qatomic_load_acquire(&waiter->done)) {
         if (qatomic_read(&waiter->kicked) && postcopy_waiter_leave(r, waiter)) {
             return false;
@@ -555,7 +554,7 @@ bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
     return uffd;
 }
 
-/* What is to be said of one page */
+/* The claim of one page */
 static PostcopyClaim postcopy_claim_one(PostcopyRequests *r,
                                         const PostcopyPage *page)
 {
@@ -710,7 +709,7 @@ unsigned postcopy_requests_outstanding(PostcopyRequests *r,
     gpointer value;
 
     QEMU_LOCK_GUARD(&r->lock);
-    /* With the lock held: nothing is outstanding since later than now */
+    /* Read with the lock held: no request is younger than @now */
     now = since = get_clock();
     g_hash_table_iter_init(&iter, r->pages);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {

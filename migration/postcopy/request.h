@@ -13,15 +13,15 @@
 #include "exec/cpu-common.h"
 
 /*
- * One entry per host page that was requested and not received.  All functions
- * may be called by any thread, with or without the BQL.
+ * One entry per host page that was requested and not received.  Any thread may
+ * call all functions, with or without the BQL.
  *
- * What "received" means belongs to the user, as PostcopyRequestOps; its
- * functions are called under the lock of the PostcopyRequests, hence
+ * The user defines "received", as PostcopyRequestOps.  Its functions, except
+ * .deferred, are called with the lock of the PostcopyRequests held, hence
  *
  *     data placed -> received bit set -> waiters woken
  *
- * and who looks at the bit before it sleeps cannot miss its page.
+ * and a thread that checks the bit before it sleeps cannot miss its page.
  */
 typedef struct PostcopyRequests PostcopyRequests;
 
@@ -34,67 +34,67 @@ typedef struct PostcopyPage {
     void *host;
     /* In bytes: the page size of @rb */
     size_t size;
-    /* By which of several connections it is requested */
+    /* The connection on which it is requested, if there are several */
     unsigned channel;
 } PostcopyPage;
 
 typedef struct PostcopyRequestOps {
     bool (*received)(const PostcopyPage *page);
     void (*set_received)(const PostcopyPage *page);
-    /* Or NULL.  Thread @tid waits for the page and nothing else */
+    /* Or NULL.  Thread @tid begins to wait for only this page */
     void (*missed)(const PostcopyPage *page, uint32_t tid);
-    /* Or NULL.  A page has come that threads wait for */
+    /* Or NULL.  A page was received for which threads wait */
     void (*come)(const PostcopyPage *page);
     /*
-     * Wake the sender: a system call, so without the lock, but before
+     * Wake the sender.  A system call, so called without the lock, but before
      * postcopy_requests_stop() ends.  NULL if no request is deferred.
      */
     void (*deferred)(void);
 } PostcopyRequestOps;
 
 /*
- * A thread that can wait for one host page at a time.  Waiters are never
- * freed while their PostcopyRequests lives.
+ * A thread that can wait for one host page at a time.  Waiters are not freed
+ * before their PostcopyRequests.
  */
 typedef struct PostcopyWaiter {
     /*
-     * In place of a thread that waits: called once the page has come, by the
-     * thread that has placed it, without the lock; or NULL.  Constant.
+     * NULL, or called in place of waking a thread once the page was received:
+     * by the thread that has placed it, without the lock.  Constant.
      */
     void (*come)(struct PostcopyWaiter *waiter);
-    /* Set when the page has come, or the waiter was kicked */
+    /* Set when the page was received, or the waiter was kicked */
     QemuEvent woken;
-    /* Host page that is awaited, or NULL.  Under the lock. */
+    /* Host page that the thread waits for, or NULL.  Under the lock. */
     void *page;
-    /* It has come.  Release by who took it out of the list, acquire by us. */
+    /* Page received: store-release by the waker, load-acquire by the waiter */
     bool done;
-    /* Atomic: set before @woken is */
+    /* Atomic; set before @woken */
     bool kicked;
-    /* In the list of those to wake: belongs to who wakes, until done is set */
+    /* Link in the list of waiters to wake; the waker's until @done is set */
     QSLIST_ENTRY(PostcopyWaiter) next_woken;
 } PostcopyWaiter;
 
-/* A fault, as one of the two front ends learned of it */
+/* A fault, as an exit or userfaultfd reports it */
 typedef struct PostcopyFault {
     /* cpu_index of the vCPU that waits; -1 for any other thread */
     int cpu;
     /*
-     * The kernel's ID of the thread; 0 if it is not known.  One that was
-     * interrupted and comes back with the same fault is not counted again.
+     * The kernel's ID of the thread; 0 if it is not known.  A thread that was
+     * interrupted and repeats the same fault is not counted again.
      */
     uint32_t tid;
     /*
-     * Of a vCPU that has left KVM_RUN, which goes on to
-     * postcopy_request_wait() unless the page has been received; NULL for
-     * userfaultfd, whose threads wait in the kernel: if the page has been
-     * received, the caller must wake them.
+     * Waiter of a vCPU that has left KVM_RUN.  The vCPU then calls
+     * postcopy_request_wait(), unless the page was received or the waiter has
+     * come().  NULL for userfaultfd, whose threads wait in the kernel: if the
+     * page was received, the caller must wake them.
      */
     PostcopyWaiter *waiter;
     /* For userfaultfd: the page is in the file, but not mapped */
     bool minor;
-    /* For userfaultfd: the first one that a read() returned */
+    /* For userfaultfd: the first fault that a read() returned */
     bool first;
-    /* The caller has more of them, and flushes the requests after the last */
+    /* The caller has more faults, and flushes requests after the last one */
     bool more;
 } PostcopyFault;
 
@@ -104,7 +104,7 @@ typedef enum PostcopyPlaceMethod {
     POSTCOPY_PLACE_CONTINUE,
 } PostcopyPlaceMethod;
 
-/* Bucket n counts waits of [2^n, 2^(n+1)) us; the first and last take more */
+/* Bucket n counts waits of [2^n, 2^(n+1)) us; first and last are open-ended */
 #define POSTCOPY_METER_BUCKETS 24
 
 typedef struct PostcopyLatency {
@@ -115,14 +115,14 @@ typedef struct PostcopyLatency {
 /* How long threads waited for pages */
 typedef struct PostcopyMeter {
     uint64_t dist[POSTCOPY_METER_BUCKETS];
-    /* PostcopyLatency by cpu_index, as far as there were any */
+    /* PostcopyLatency by cpu_index, up to the highest vCPU that has waited */
     GArray *vcpus;
-    /* Of all other threads */
+    /* Waits of all other threads */
     PostcopyLatency others;
 } PostcopyMeter;
 
 typedef enum PostcopyPageState {
-    /* The page is there, or postcopy is over */
+    /* The page was received, or postcopy is over */
     POSTCOPY_PAGE_RECEIVED,
     /* The caller is the first to miss the page and has to request it */
     POSTCOPY_PAGE_REQUEST,
@@ -138,16 +138,17 @@ void postcopy_requests_free(PostcopyRequests *r);
 void postcopy_requests_start(PostcopyRequests *r);
 
 /*
- * All pages are there, or will never be.  After it returns, PostcopyRequestOps
- * are not called, postcopy_request_begin() says POSTCOPY_PAGE_RECEIVED, no page
- * can be claimed, nobody places one, and no vCPU waits.  Channels have ended.
+ * All pages were received, or will never be.  Then no function of
+ * PostcopyRequestOps is called, postcopy_request_begin() returns
+ * POSTCOPY_PAGE_RECEIVED, no page can be claimed or placed, and no vCPU waits.
+ * Called after channels have ended.
  */
 void postcopy_requests_stop(PostcopyRequests *r);
 
 /*
- * A thread that is not a channel's places a page, and wakes who waits for it:
- * postcopy_requests_stop() waits for it to leave, so that what it uses stays.
- * Returns false if postcopy is over.
+ * Bracket the placement of a page by a thread that is not a channel's.
+ * postcopy_requests_stop() waits for the thread to leave, so that the data it
+ * uses stays.  postcopy_requests_enter() returns false if postcopy is over.
  */
 bool postcopy_requests_enter(PostcopyRequests *r);
 void postcopy_requests_leave(PostcopyRequests *r);
@@ -155,8 +156,8 @@ void postcopy_requests_leave(PostcopyRequests *r);
 /**
  * postcopy_request_begin: a page was missed
  *
- * With POSTCOPY_PAGE_REQUEST, the request must be sent; if that fails, the
- * entry stays, and recovery sends it (postcopy_requests_list()).
+ * With POSTCOPY_PAGE_REQUEST, the caller must send the request; if that fails,
+ * the entry stays, and recovery sends it (postcopy_requests_list()).
  */
 PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
                                          const PostcopyPage *page,
@@ -166,35 +167,35 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
  * postcopy_requests_ahead: pages are likely to be missed soon
  *
  * @page: the first one
- * @n: how many there are, side by side, up to 64, all in the same block
+ * @n: number of neighbouring pages in the same block, up to 64
  *
- * Returns which of them the caller has to request, as it does after
+ * Returns which pages the caller has to request, as after
  * POSTCOPY_PAGE_REQUEST: bit 0 for @page, bit 1 for the next one.
  */
 uint64_t postcopy_requests_ahead(PostcopyRequests *r, const PostcopyPage *page,
                                  unsigned n);
 
-/* The page @n pages behind @page, or before it */
+/* The page @n pages behind @page, or before it if @n is negative */
 PostcopyPage postcopy_page_at(const PostcopyPage *page, int64_t n);
 
 /*
- * vCPU @cpu has missed a page, and has placed it within @ns without
- * postcopy_request_begin(): count that.  Returns false if it has not: another
- * thread has claimed the page.
+ * vCPU @cpu has missed a page, and has placed it in @ns nanoseconds without
+ * postcopy_request_begin(): count that.  Returns false if the page was not
+ * received: another thread has claimed it.
  */
 bool postcopy_requests_served(PostcopyRequests *r, const PostcopyPage *page,
                               int cpu, uint64_t ns);
 
-/* After POSTCOPY_PAGE_REQUEST: let the sender send it, not the caller */
+/* After POSTCOPY_PAGE_REQUEST: the sender, not the caller, sends the request */
 void postcopy_request_defer(PostcopyRequests *r, const PostcopyPage *page);
-/* Of the sender: take @most of these at most.  Returns how many there were. */
+/* For the sender: take up to @most deferred requests.  Returns how many. */
 unsigned postcopy_requests_take_deferred(PostcopyRequests *r,
                                          PostcopyPage *pages, unsigned most);
 
 /**
- * postcopy_request_wait: sleep until the page has come
+ * postcopy_request_wait: sleep until the page is received
  *
- * Returns false if the waiter was kicked before that.
+ * Returns false if the waiter was kicked first.
  */
 bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter);
 
@@ -202,18 +203,18 @@ bool postcopy_request_wait(PostcopyRequests *r, PostcopyWaiter *waiter);
  * postcopy_request_complete: pages were placed
  *
  * @page: the first one
- * @n: how many there are, side by side; claimed together
- * @method: how
+ * @n: number of neighbouring pages; claimed together
+ * @method: how they were placed
  * @woke: the placement has woken userfaultfd waiters
  *
  * Marks the pages as received and wakes the waiters of vCPUs.  Returns whether
- * a userfaultfd waiter is known, which the caller has to wake with the kernel
+ * a userfaultfd waiter is known, which the caller has to wake by a system call
  * unless the placement did.
  *
- * That is all who have to be woken: a thread whose fault is reported to
- * postcopy_request_begin() before this is known here; of one that is reported
- * later, postcopy_request_begin() says POSTCOPY_PAGE_RECEIVED, and who
- * reported it wakes it.  A fault that is never reported found the page.
+ * No other thread has to be woken.  A fault that is reported to
+ * postcopy_request_begin() before this is known here.  If it is reported later,
+ * postcopy_request_begin() returns POSTCOPY_PAGE_RECEIVED, and its caller wakes
+ * the thread.  A thread whose fault is never reported has found the page.
  */
 bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
                                unsigned n, PostcopyPlaceMethod method,
@@ -221,65 +222,65 @@ bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
 
 typedef struct PostcopyClaim {
     /*
-     * The pages are not to be placed: they have been received, so that the
-     * guest may use them, or somebody else has claimed them, or postcopy is
-     * over.  The rest is not set then.
+     * The pages are not to be placed: they were received, so that the guest may
+     * use them, or another thread has claimed them, or postcopy is over.  @uffd
+     * and @vcpu are not set then.
      */
     bool drop;
     /*
-     * A userfaultfd waiter waits for one of them: if so, let the placement
-     * wake.  Waiters that come after the answer are told by
-     * postcopy_request_complete().
+     * A userfaultfd waiter waits for one of the pages: the placement has to
+     * wake it.  postcopy_request_complete() reports waiters that are added
+     * later.
      */
     bool uffd;
     /*
-     * A vCPU waits that has left KVM_RUN: it leaves once more unless its page
-     * can be written to
+     * A vCPU that has left KVM_RUN waits for one of the pages: it exits once
+     * more unless the page is writable
      */
     bool vcpu;
 } PostcopyClaim;
 
 /**
- * postcopy_request_claim: become the only one to place pages
+ * postcopy_request_claim: become the only thread that places pages
  *
  * @page: the first one
- * @n: how many there are, side by side; at least 1
- * @zero: they are all zeros; one that a vCPU waits for is claimed alone
+ * @n: number of neighbouring pages; at least 1
+ * @zero: they are all zeros; a page that a vCPU waits for is claimed alone
  *
- * Returns of how many pages, from the first on, @claim tells.
+ * Returns the number of pages, from @page on, that @claim describes.
  * postcopy_request_complete() or postcopy_request_unclaim() of the same pages
  * ends the claim.
  */
 unsigned postcopy_request_claim(PostcopyRequests *r, const PostcopyPage *page,
                                 unsigned n, bool zero, PostcopyClaim *claim);
 
-/* Who has claimed pages, of which @page is the first, could not place them */
+/* The thread that has claimed pages, from @page on, could not place them */
 void postcopy_request_unclaim(PostcopyRequests *r, const PostcopyPage *page);
 
-/* Who had claims has given up; waits for threads that place pages themselves */
+/* Wait until threads have left (postcopy_requests_leave()); drop all claims */
 void postcopy_requests_unclaim_all(PostcopyRequests *r);
 
 /*
- * All outstanding pages, as PostcopyPage, and first those that are missed; the
- * caller unrefs the array
+ * All outstanding pages as PostcopyPage, beginning with those that a thread has
+ * missed; the caller unrefs the array
  */
 GArray *postcopy_requests_list(PostcopyRequests *r);
 
-/* Sleep until no page is outstanding, or for @ms; returns whether none is */
+/* Sleep until no page is outstanding, or @ms; returns whether none is */
 bool postcopy_requests_wait_empty(PostcopyRequests *r, int ms);
 
 /*
- * Whether the page was received, or postcopy is over.  With the lock, since
- * received bits are freed when it is.
+ * Whether the page was received, or postcopy is over.  Takes the lock, since
+ * received bits are freed when postcopy is over.
  */
 bool postcopy_requests_received(PostcopyRequests *r, const PostcopyPage *page);
 
 /**
  * postcopy_requests_run: extend a received page to the received ones around it
  *
- * @page: changed to the run, whose size is that of all its pages
- * @length: of its RAMBlock in bytes, 0 if that takes no part in postcopy
- * @window: the run stays within this aligned number of bytes, a power of two
+ * @page: changed to the run; @page->size to the size of all its pages
+ * @length: of its RAMBlock in bytes, 0 if the block takes no part in postcopy
+ * @window: the run stays in an aligned window of so many bytes, a power of two
  */
 void postcopy_requests_run(PostcopyRequests *r, PostcopyPage *page,
                            ram_addr_t length, ram_addr_t window);
@@ -287,12 +288,12 @@ void postcopy_requests_run(PostcopyRequests *r, PostcopyPage *page,
 /* Sets all of @stats but .awaited and .oldest */
 void postcopy_requests_stats(PostcopyRequests *r, PostcopyFaultStats *stats);
 
-/* @meter: set to a copy, for postcopy_meter_destroy() */
+/* @meter: set to a copy, which the caller passes to postcopy_meter_destroy() */
 void postcopy_requests_meter(PostcopyRequests *r, PostcopyMeter *meter);
 
 void postcopy_meter_init(PostcopyMeter *meter);
 void postcopy_meter_destroy(PostcopyMeter *meter);
-/* A wait has ended.  @cpu: cpu_index of the vCPU that waited, or -1 */
+/* Count a wait of @ns.  @cpu: cpu_index of the vCPU that waited, or -1 */
 void postcopy_meter_add(PostcopyMeter *meter, int cpu, uint64_t ns);
 
 /* In ns; 0 if there was no wait */
@@ -303,24 +304,24 @@ uint64_t postcopy_meter_mean(const PostcopyMeter *meter);
 
 typedef struct PostcopyOldest {
     PostcopyPage page;
-    /* How long ago it was missed for the first time, or requested ahead */
+    /* Time since it was first missed, or requested ahead */
     uint64_t age_ns;
 } PostcopyOldest;
 
-/* Returns how many pages are outstanding; @oldest is set unless it is 0 */
+/* Returns the number of outstanding pages; sets @oldest unless it is 0 */
 unsigned postcopy_requests_outstanding(PostcopyRequests *r,
                                        PostcopyOldest *oldest);
 
-/* The same, about: takes no lock */
+/* The approximate number of outstanding pages; takes no lock */
 unsigned postcopy_requests_number(PostcopyRequests *r);
 
 void postcopy_waiter_init(PostcopyWaiter *waiter);
 void postcopy_waiter_destroy(PostcopyWaiter *waiter);
 
 /*
- * End the wait of the last postcopy_request_begin().  Takes no lock.  A kick
- * from before it is forgotten, so its caller must look once, after
- * postcopy_request_begin(), for what the kicker wants.
+ * End the wait of the last postcopy_request_begin().  Takes no lock.
+ * postcopy_request_begin() forgets earlier kicks, so its caller must check
+ * once, after that call, for what the kicker wants.
  */
 void postcopy_waiter_kick(PostcopyWaiter *waiter);
 

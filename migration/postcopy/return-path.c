@@ -1,5 +1,5 @@
 /*
- * Postcopy: page requests by the return path
+ * Postcopy: page requests on the return path
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -17,7 +17,7 @@ static int return_path_request(MigrationIncomingState *mis,
 {
     int ret;
 
-    /* A vCPU does not wait for the thread that sends a recovery's bitmap */
+    /* Without rp_mutex, which the sender of a recovery's bitmap may hold */
     if (qatomic_read(&mis->postcopy->hold_requests)) {
         return -EIO;
     }

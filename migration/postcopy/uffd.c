@@ -16,7 +16,7 @@
 #include "incoming.h"
 #include "migration/trace.h"
 
-/* As many as one read() may return: 2 KiB of stack */
+/* Maximum number of faults that one read() returns: 2 KiB of stack */
 #define MESSAGES 64
 
 /* cpu_index of the vCPU whose thread has this ID, or -1 */
@@ -24,7 +24,7 @@ static int postcopy_uffd_cpu_of_thread(uint32_t tid)
 {
     CPUState *cpu;
 
-    /* One may be unplugged meanwhile */
+    /* A vCPU may be unplugged meanwhile */
     QEMU_LOCK_GUARD(&qemu_cpu_list_lock);
     CPU_FOREACH(cpu) {
         if (cpu->thread_id == tid) {
@@ -34,7 +34,7 @@ static int postcopy_uffd_cpu_of_thread(uint32_t tid)
     return -1;
 }
 
-/* @fault: with what is known of the read().  An error is one thread's alone. */
+/* @fault: what the read() has shown.  An error affects only one thread. */
 static void postcopy_uffd_serve(MigrationIncomingState *mis,
                                 const struct uffd_msg *msg,
                                 PostcopyFault fault)
@@ -53,7 +53,7 @@ static void postcopy_uffd_serve(MigrationIncomingState *mis,
     rb = qemu_ram_block_from_host(address, true, &offset);
     if (!rb || migration_inject_fail("postcopy-uffd")) {
         error_report("postcopy: fault outside of the guest's memory: %p, "
-                     "thread %u waits for ever", address, tid);
+                     "thread %u hangs", address, tid);
         return;
     }
     page = postcopy_page(rb, offset);
@@ -73,7 +73,7 @@ bool postcopy_uffd_read(MigrationIncomingState *mis)
     int n;
 
     migration_inject_hold("postcopy-uffd-read");
-    /* 0 if the faults of the poll() have been resolved since */
+    /* 0 if the faults that poll() has reported were resolved since */
     n = uffd_read_events(mis->userfault_fd, msgs, ARRAY_SIZE(msgs));
     for (int i = 0; i < n; i++) {
         PostcopyFault fault = { .first = i == 0, .more = n > 1 };

@@ -1,12 +1,12 @@
 /*
- * Postcopy: how much of the background may be on its way
+ * Postcopy: how much of the background may be in flight
  *
- * The background is sent in slices with a PING now and then, and a slice is
- * held back while more is on its way than the time of a round trip needs: the
- * rest would lie in a queue, and whatever is sent now would wait behind it.
+ * The background is sent in slices, with a PING now and then.  A slice is held
+ * back while more is in flight than a round trip needs: the rest would only
+ * fill a queue, and all later bytes would wait behind it.
  *
- * The time of a round trip is the fastest answer's, and the most that has left
- * a queue per second tells how much that is in bytes.
+ * A round trip takes as long as the fastest answer.  The highest rate at which
+ * bytes have left a queue converts this time to bytes.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -20,22 +20,22 @@
 #define QUEUE_LEAST     (64 * KiB)
 #define QUEUE_FIRST     (128 * KiB)
 #define QUEUE_MOST      (256 * MiB)
-/* A slice is so much of what the link may hold, or slice_ns: what is larger */
+/* A slice is this part of the link's limit, or slice_ns: the larger one */
 #define SLICES          8
 /*
- * A PING follows each ms.  But so many are on their way at least, so that
- * answers come steadily, and what is sent in between acknowledges those of a
- * peer that has Nagle's algorithm; and so many at most
+ * A PING follows each ms.  But at least PINGS_LEAST are in flight, so that
+ * answers are received steadily, and the bytes in between acknowledge those of
+ * a peer that has Nagle's algorithm; and at most PINGS_MOST
  */
 #define PINGS_PER_S     1000
 #define PINGS_LEAST     4
 #define PINGS_MOST      (POSTCOPY_WINDOW_PINGS / 2)
 
 /*
- * A queue may hold what leaves it in this share of a round trip, and in so many
- * ns: the link's makes requested pages wait, and is looked at each ms; the
- * path's only those that have no channel of their own, and a thread has to read
- * and to answer before any of it is seen to have left
+ * A queue may hold the bytes that leave it in this part of a round trip, and in
+ * so many ns.  Requested pages wait for the link's, which is looked at each ms.
+ * Only those without a channel of their own wait for the path's, and a thread
+ * has to read and to answer before its bytes are seen to have left it.
  */
 #define SHARE           4
 #define LINK_SLACK_NS   (350 * SCALE_US)
@@ -43,28 +43,28 @@
 
 /* A round takes so many ns, or a round trip, whichever is longer */
 #define ROUND_NS        (10 * SCALE_MS)
-/* While the link's rate grows; and so many in which a rate has not end that */
+/* ... while the link's rate grows, until STALE_ROUNDS without growth */
 #define SHORT_ROUND_NS  (1 * SCALE_MS)
-/* Rounds are told apart by looks that are so many ns apart, at most */
+/* Maximum ns between two looks at the link, which tell rounds apart */
 #define LOOK_NS         SHORT_ROUND_NS
 #define STALE_ROUNDS    3
 
 /*
- * What has been found is forgotten after so many ns, or so many times the delay
- * of the fastest answer: other traffic or another path may have changed all
+ * Findings are forgotten after so many ns, or so many times the delay of the
+ * fastest answer: other traffic or another path may have changed them
  */
 #define SPAN_NS         (2 * NANOSECONDS_PER_SECOND)
 #define SPAN_DELAYS     100
 
 /*
- * Steps of looking for the fastest answer: one with as much as before on its
- * way; from here on with little; one in which what was before is answered
+ * Steps, counted down, to find the fastest answer: as much as before is in
+ * flight; from PROBE_LITTLE on little, first until earlier bytes are answered
  */
 #define PROBE_FIRST     3
 #define PROBE_LITTLE    2
 /*
- * A round trip of so many ns is long.  At the begin, each step would leave the
- * link idle for most of it, to tell a queue of some ms from it
+ * A round trip of so many ns is long.  At the beginning, each step would leave
+ * the link idle for most of it, only to detect a queue of some ms
  */
 #define LONG_NS         (10 * SCALE_MS)
 
@@ -95,7 +95,7 @@ static void queue_set_limit(const PostcopyWindow *w, PostcopyQueue *q)
         q->limit = QUEUE_FIRST;
     } else {
         if (q->growing) {
-            /* What a limit does is seen a round trip later: grow as TCP does */
+            /* A limit takes effect a round trip later: grow as TCP does */
             ns *= q->growing == STALE_ROUNDS && ns >= LONG_NS ? 4 : 2;
         }
         ns += w->least_delay / SHARE + q->slack;
@@ -171,11 +171,11 @@ bool postcopy_window_ping(PostcopyWindow *w, int64_t now, uint64_t bytes,
     return true;
 }
 
-/* At @now, @left bytes have left @q */
+/* At @now, @left bytes in all have left @q */
 static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
                        uint64_t left)
 {
-    /* Answers come in bursts: a thread reads whatever has come */
+    /* Answers come in bursts: a thread reads all that it can */
     int64_t least = q->growing && q == &w->link ? SHORT_ROUND_NS : ROUND_NS;
     int64_t ns = now - q->round_ns;
     uint64_t before = queue_rate(q), rate;
@@ -191,9 +191,9 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
         return;
     }
     rate = (left - q->round_left) * 1000000 / (ns / SCALE_US);
-    /* The path may never be full, as a kernel holds less: it has this at least */
+    /* The path may never be full, as kernels hold less: a higher rate counts */
     if (q->was_full || (q == &w->path && rate > before)) {
-        /* The first rate has nothing to have grown from */
+        /* The first rate has not grown from another one */
         if (before && q->growing) {
             q->growing = rate > before / 4 * 5 ? STALE_ROUNDS : q->growing - 1;
         }
@@ -208,7 +208,7 @@ static void queue_look(PostcopyWindow *w, PostcopyQueue *q, int64_t now,
     queue_begin_round(q, now);
 }
 
-/* All that was on its way at the begin of this step is answered */
+/* All bytes in flight at the begin of this step are answered */
 static void window_end_step(PostcopyWindow *w, int64_t now)
 {
     if (w->probing-- > PROBE_LITTLE) {
@@ -263,14 +263,14 @@ void postcopy_window_look(PostcopyWindow *w, int64_t now, uint64_t bytes,
     w->look_ns = now;
     w->look_bytes = bytes;
     w->in_link = in_link;
-    /* Other threads count what they send only when it is on its way */
+    /* Other threads count bytes only after they have sent them */
     if ((int64_t)(left - w->link.left) < 0) {
         left = w->link.left;
     }
     queue_look(w, &w->link, now, left);
 }
 
-/* Whether @bytes fill @q; the last slice may be larger than what is left */
+/* Whether @bytes fill @q; the last slice may be larger than the space left */
 static bool queue_full(const PostcopyWindow *w, const PostcopyQueue *q,
                        uint64_t bytes)
 {

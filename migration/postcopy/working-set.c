@@ -1,5 +1,5 @@
 /*
- * Postcopy: the pages that a guest touches first, in a file
+ * Postcopy: a file that lists the pages that a guest touches first
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -18,17 +18,17 @@
 
 #define VERSION_LINE "QEMU working set 1\n"
 
-/* A line takes 20 bytes or so */
+/* A line takes about 20 bytes */
 #define FILE_MAX (64 * MiB)
 
-/* To read so much more costs less than another read, of a disk at least */
+/* To read so much more costs less than another read, at least of a disk */
 #define GAP (128 * KiB)
 
 typedef struct WorkingSetBlock {
     RAMBlock *rb;
-    /* Of the target's pages; constant */
+    /* Target pages in the file; constant */
     unsigned long *had;
-    /* The same, and those that were missed since.  Under the lock. */
+    /* @had, and pages that were missed since.  Under the lock. */
     unsigned long *has;
 } WorkingSetBlock;
 
@@ -36,10 +36,10 @@ struct PostcopyWorkingSet {
     char *path;
     /* WorkingSetBlock; constant */
     GArray *blocks;
-    /* The file had a set; constant */
+    /* The file contained a set; constant */
     bool read;
     QemuMutex lock;
-    /* A page was added.  Under the lock. */
+    /* A page was added.  Under @lock. */
     bool changed;
 };
 
@@ -73,7 +73,7 @@ static WorkingSetBlock *block_find(PostcopyWorkingSet *set, const char *name)
     return NULL;
 }
 
-/* Returns how many pages the line names that this guest has */
+/* Returns how many pages of the line this guest has */
 static size_t working_set_line(PostcopyWorkingSet *set, const char *line)
 {
     uint64_t first, n, pages;
@@ -103,9 +103,7 @@ static void working_set_load(PostcopyWorkingSet *set)
     FILE *f;
 
     if (fd < 0) {
-        /*
-         * One that cannot be read for another reason cannot be written either
-         */
+        /* With another error, it cannot be written either */
         set->changed = errno == ENOENT;
         return;
     }

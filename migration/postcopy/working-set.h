@@ -1,5 +1,5 @@
 /*
- * Postcopy: the pages that a guest touches first, in a file
+ * Postcopy: a file that lists the pages that a guest touches first
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -11,39 +11,39 @@
 
 /*
  * The file is text: a line with the version, then a line for each run of small
- * pages, with the number of the first one, how many there are, both in
- * hexadecimal, and the name of the RAMBlock.  It is not trusted: one of another
- * guest costs time, and what does not fit is left out.
+ * pages, with the number of the first page and the number of pages, both in
+ * hexadecimal, and the name of the RAMBlock.  It is not trusted: another
+ * guest's file costs time, and lines that are invalid here are ignored.
  */
 typedef struct PostcopyWorkingSet PostcopyWorkingSet;
 
 /*
- * With what the file @path has, if it can be read.  Called when the
- * postcopy_length of RAMBlocks is set, which stay as long as the set.
+ * Make a set from the file @path, if it can be read.  Called when the
+ * postcopy_length of RAMBlocks is set; the blocks must stay as long as the set.
  */
 PostcopyWorkingSet *postcopy_working_set_new(const char *path);
 void postcopy_working_set_free(PostcopyWorkingSet *set);
 
-/* Whether the file had such a set */
+/* Whether the file contained such a set */
 bool postcopy_working_set_read(const PostcopyWorkingSet *set);
 
 /*
- * Pages of @rb from @start on, of @size together in bytes, have been missed.
- * Any thread, no locks needed.
+ * Pages of @rb were missed, @size bytes from @start on.  Any thread, no locks
+ * needed.
  */
 void postcopy_working_set_add(PostcopyWorkingSet *set, RAMBlock *rb,
                               ram_addr_t start, ram_addr_t size);
 
 /*
- * Call @func for each run of pages that the set had when it was made, in bytes:
- * in the order of their addresses, of @most bytes or less, and over small gaps
+ * Call @func for each run of pages that the set contained when it was made, in
+ * bytes: by address, at most @most bytes each, and across small gaps
  */
 void postcopy_working_set_each(PostcopyWorkingSet *set, size_t most,
                                void (*func)(RAMBlock *rb, ram_addr_t start,
                                             ram_addr_t size, void *opaque),
                                void *opaque);
 
-/* Write it to its file, unless nothing was added.  Reports what fails. */
+/* Write @set to its file, unless nothing was added.  Warns if that fails. */
 void postcopy_working_set_write(PostcopyWorkingSet *set);
 
 #endif

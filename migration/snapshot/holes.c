@@ -1,29 +1,29 @@
 /*
- * Background snapshot: which pages held nothing when they were protected
+ * Background snapshot: which pages were empty when they were protected
  *
- * Memory that QEMU can be asked about:
- *
- * Anonymous memory, and all that is not below: pagemap's PAGEMAP_SCAN, between
- * protection and the moment when the guest runs on.  A page table entry that
- * is empty then was empty when its neighbours were protected, since entries
- * are not emptied meanwhile: the kernel keeps something in them, under the lock
- * of the page table, through swap, migration, splitting, merging and
+ * Anonymous memory, and all that is not named below: by PAGEMAP_SCAN of
+ * pagemap, between protection and the resume of the guest.  A page table entry
+ * that is empty then was empty when its neighbours were protected, since
+ * entries are not emptied meanwhile: the kernel keeps something in them, under
+ * the lock of the page table, through swap, migration, splitting, merging and
  * collapsing.  So the page was zero, and stays so in the snapshot whatever is
  * written to it from now on: it is not protected, and not read.  A first write
- * before the question makes it data, which is read; QEMU has none, as all that
- * writes to memory is stopped, which the saved state of the devices needs too.
- * The question is not asked later, by the mark of protection alone, since
- * KSM drops that mark.  The zero page is zeros, and is protected.
+ * before the scan makes the page data, which is read.  QEMU does not write, as
+ * everything that writes to memory is stopped, which the saved state of the
+ * devices needs, too.  To scan later, only by the mark of protection, is
+ * impossible, since KSM drops that mark.  The zero page is zeros, and is
+ * protected.
  *
- * Shared memory of shmem: lseek(SEEK_DATA) on its file, when the page is to be
- * saved, since an empty entry says nothing about the page cache.  All of it is
- * protected, empty entries too.  A first write, or a read, first puts a page of
- * zeros in the file, then waits for its protection to be released.  So what
- * is a hole at any time after protection was one at that moment.
+ * Shared memory of shmem: by lseek(SEEK_DATA) on its file, when the page is to
+ * be saved, since an empty entry does not show the state of the page cache.
+ * All of it is protected, empty entries too.  A first write, or a read, first
+ * puts a page of zeros in the file, then waits for the release of its
+ * protection.  So a page that is a hole at any time after protection was one at
+ * that time.
  *
- * Shared memory of hugetlbfs: its files do not tell of holes, but pread() does
- * not fill them.  What is mapped is data, without a look; the rest is read by
- * pread() and is a hole if it is zeros.  It is protected as shmem is.
+ * Shared memory of hugetlbfs: its files do not report holes, but pread() does
+ * not fill them.  Mapped pages count as data; the rest is read by pread(), and
+ * is a hole if it is zeros.  It is protected as shmem is.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -39,10 +39,10 @@
 #include "holes.h"
 #include "trace.h"
 
-/* As much of a file is asked about at once. */
+/* Bytes of a file that are scanned at once. */
 #define WINDOW  (2 * MiB)
 
-/* From Linux 6.7's uapi/linux/fs.h, which is younger than many a host's */
+/* From Linux 6.7's uapi/linux/fs.h, which many hosts do not have yet */
 struct region {
     uint64_t start;
     uint64_t end;
@@ -70,10 +70,10 @@ struct scan {
 #define IS_ZERO_PAGE    (1 << 5)
 
 struct SnapshotHoles {
-    int pagemap;                /* -1: there is none that serves */
-    /* Of each block that was scanned: a bit for each page that was there */
+    int pagemap;                /* -1: there is no usable one */
+    /* Of each block that was scanned: a bit for each page that was not empty */
     GHashTable *scanned;
-    /* The file that was asked last, about WINDOW bytes or less; or no block */
+    /* Part of a file that was scanned last, at most WINDOW; or no block */
     RAMBlock *rb;
     ram_addr_t start;
     unsigned long *window;
@@ -135,7 +135,7 @@ static int holes_scan_there(SnapshotHoles *h, unsigned long *pages, void *host,
                               IS_ZERO_PAGE);
 }
 
-/* Of two pages, the first is there. */
+/* Of two pages from @host on, only the first is not empty. */
 static bool holes_try_pagemap(SnapshotHoles *h, char *host, Error **errp)
 {
     unsigned long pages[1] = { 0 };
@@ -227,7 +227,7 @@ int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb)
     return ret;
 }
 
-/* The file's position is nobody's: memory is mapped. */
+/* Nothing else uses the file's position: memory is mapped. */
 static int holes_scan_shmem(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start,
                             size_t size)
 {
@@ -288,7 +288,7 @@ static int holes_scan_hugetlbfs(SnapshotHoles *h, RAMBlock *rb,
     return 0;
 }
 
-/* Let h->window be about the part of a file that begins at @start. */
+/* Set h->window to the part of a file that begins at @start. */
 static void holes_look(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start)
 {
     size_t size = MIN(WINDOW, rb->used_length - start);
@@ -300,7 +300,7 @@ static void holes_look(SnapshotHoles *h, RAMBlock *rb, ram_addr_t start)
           ? holes_scan_hugetlbfs(h, rb, start, size)
           : holes_scan_shmem(h, rb, start, size);
     if (ret) {
-        bitmap_fill(h->window, pages); /* All is protected: read it. */
+        bitmap_fill(h->window, pages); /* All pages are protected: read them. */
     }
     h->rb = rb;
     h->start = start;

@@ -1,5 +1,5 @@
 /*
- * Background snapshot: which pages held nothing when they were protected
+ * Background snapshot: which pages were empty when they were protected
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -16,15 +16,14 @@ typedef struct SnapshotHoles SnapshotHoles;
 SnapshotHoles *snapshot_holes_new(void);
 void snapshot_holes_free(SnapshotHoles *h);
 
-/* Whether snapshot_holes_scan() tells holes: they need no protection then. */
+/* Whether snapshot_holes_scan() finds holes, which need no protection then. */
 bool snapshot_holes_can_scan(SnapshotHoles *h);
 
 /**
  * snapshot_holes_scan: find the holes of a block, if it is not a shared file
  *
- * Called after all its used length was protected, apart from what is not part
- * of the snapshot, and before anything can be written to it.  Returns 0 or
- * -errno.
+ * Called after all its used length was protected, except parts that are not in
+ * the snapshot, and before anything can write to it.  Returns 0 or -errno.
  */
 int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb);
 
@@ -36,7 +35,7 @@ int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb);
  * @size: of the page, a multiple of the host's page size or smaller
  *
  * Returns true if it was, so that it reads as zeros in the snapshot.  If not,
- * it may hold data, and is still protected.  The page must not have been
+ * it may contain data, and is still protected.  The page must not have been
  * released since.
  */
 bool snapshot_holes_test(SnapshotHoles *h, RAMBlock *rb, ram_addr_t offset,

@@ -1,15 +1,15 @@
 /*
  * Background snapshot: protection of memory, and its release
  *
- * One thread writes the snapshot and serves the faults of those who write to
+ * One thread writes the snapshot and serves the faults of threads that write to
  * memory that is not saved yet.  Pages are released after they were saved, in
  * runs of up to 2 MiB, so that huge pages are not split and few system calls
- * are made; a page that was asked for is copied and released at once.
+ * are made; a page with a fault is copied and released at once.
  *
- * No wake-up is lost, and none is made for nothing: releasing a range wakes
- * who waits for it, and the kernel does not let a thread wait for a page that
- * is not protected.  So a fault that was read is served if its page was not
- * released since it was read.
+ * No wakeup is lost, and none is superfluous: the release of a range wakes the
+ * threads that wait for it, and the kernel lets no thread wait for an
+ * unprotected page.  So a fault that was read has to be served only if its page
+ * was not released since it was read.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -41,33 +41,33 @@
 /* A run ends at a multiple of this in the host's address space. */
 #define RUN_ALIGN       (2 * MiB)
 #define FAULTS_AT_ONCE  64
-/* Holes between looks for faults: together they take as long as one page */
+/* Holes between checks for faults: together they take as long as one page */
 #define LOOK_EVERY      16
 
 /* MigrationState.snapshot */
 struct BackgroundSnapshot {
     /*
-     * Written by the snapshot's thread before anything is protected, with the
-     * lock, for query-migrate
+     * The snapshot's thread writes @exists, @anonymous and @file, before
+     * anything is protected, with @lock, for query-migrate
      */
     bool exists;
     BackgroundSnapshotSetup anonymous;
     BackgroundSnapshotSetup file;
 
-    /* The snapshot's thread only */
+    /* Only the snapshot's thread uses @holes to @run_end */
     SnapshotHoles *holes;
     struct uffd_msg faults[FAULTS_AT_ONCE];
     unsigned next_fault;
     unsigned nr_faults;
-    bool serving;               /* a fault, until the page is released */
+    bool serving;               /* a fault, until its page is released */
     unsigned holes_in_a_row;
-    RAMBlock *run_block;        /* saved, and not yet released; or none */
+    RAMBlock *run_block;        /* saved, and not yet released; or NULL */
     ram_addr_t run_start;
     ram_addr_t run_end;
 
     /*
-     * Held for each ioctl, so that none comes after the main thread has
-     * given up, and that it does not give up with a descriptor that is closed
+     * Held for each ioctl, so that none follows when the main thread has given
+     * up, and the main thread does not use a closed descriptor
      */
     QemuMutex lock;
     int uffd;                   /* atomic; -1: nothing is protected */
@@ -98,10 +98,10 @@ static BackgroundSnapshot *snapshot_current(void)
     return migrate_get_current()->snapshot;
 }
 
-/* How to see to it that writes to empty page table entries are noticed */
+/* How to make sure that writes to empty page table entries are noticed */
 static BackgroundSnapshotSetup snapshot_populate_how(void)
 {
-    /* No length: just the question */
+    /* Length 0 only probes */
     return qemu_madvise(NULL, 0, MADV_POPULATE_READ)
            ? BACKGROUND_SNAPSHOT_SETUP_READ
            : BACKGROUND_SNAPSHOT_SETUP_POPULATE_READ;
@@ -123,7 +123,7 @@ void snapshot_prepare(void)
     } else {
         anonymous = snapshot_populate_how();
     }
-    /* What is backed by files is protected by marks in empty entries. */
+    /* Memory of files is protected by marks in empty entries. */
     file = features & UFFD_FEATURE_WP_HUGETLBFS_SHMEM
              ? BACKGROUND_SNAPSHOT_SETUP_PROTECT_EMPTY
              : snapshot_populate_how();
@@ -147,8 +147,8 @@ void snapshot_prepare(void)
 }
 
 /*
- * Memory that the caller of QEMU's functions allocated may be anything: what
- * suits anonymous memory suits all, files being protected in any case.
+ * Memory that the caller of QEMU's functions allocated may be anything: the
+ * setup of anonymous memory suits all, as files are protected in any case.
  */
 static BackgroundSnapshotSetup snapshot_setup_of(RAMBlock *rb)
 {
@@ -201,15 +201,15 @@ int snapshot_start(int uffd)
     WITH_QEMU_LOCK_GUARD(&b->lock) {
         qatomic_set(&b->uffd, uffd);
     }
-    /* The last that can fail before the guest may go on */
+    /* Nothing after this can fail before the guest may resume */
     qapi_event_send_background_snapshot_protected();
     return 0;
 }
 
-/* Holes are passed faster than the question is asked. */
+/* To skip a hole takes less time than to read faults. */
 static int snapshot_read_faults(BackgroundSnapshot *b)
 {
-    /* This thread closes it. */
+    /* Only this thread closes it. */
     int uffd = qatomic_read(&b->uffd);
 
     if (uffd < 0 || b->holes_in_a_row % LOOK_EVERY) {
@@ -315,7 +315,7 @@ int snapshot_release_saved(QEMUFile *f)
     return snapshot_release(b, rb, b->run_start, b->run_end);
 }
 
-/* A page that was asked for has been saved, now or before. */
+/* A page with a fault was saved, now or before. */
 static int snapshot_served(BackgroundSnapshot *b, QEMUFile *f, RAMBlock *rb,
                            ram_addr_t start)
 {
@@ -370,7 +370,7 @@ void snapshot_stop(void)
     }
     snapshot_holes_free(b->holes);
     b->holes = NULL;
-    /* Other migrations save pages too. */
+    /* Other migrations save pages, too. */
     b->serving = false;
     b->run_block = NULL;
 }
@@ -389,7 +389,7 @@ void snapshot_give_up(void)
     RAMBLOCK_FOREACH_NOT_IGNORED(rb) {
         if (rb->flags & RAM_UF_WRITEPROTECT) {
             uffd_unregister_memory(b->uffd, rb->host, rb->max_length);
-            /* The kernel wakes who waits for missing pages only. */
+            /* The kernel wakes only threads that wait for missing pages. */
             uffd_wakeup(b->uffd, rb->host, rb->max_length);
         }
     }

@@ -1,5 +1,5 @@
 /*
- * Postcopy: what an AArch64 vCPU touches first when it runs again
+ * Postcopy: pages that an AArch64 vCPU touches first when it resumes
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -15,10 +15,10 @@
 #include "system/kvm.h"
 #endif
 
-/* How much of the stack is read, from its top on */
+/* The bytes of the stack that are read, from the stack pointer on */
 #define STACK_BYTES 512
 
-/* Of one half of the address space, by fields of TCR_EL1; or no levels */
+/* One half of the address space, by fields of TCR_EL1; no levels if disabled */
 static PageTables arm_page_tables(uint64_t ttbr, unsigned tsz,
                                   unsigned page_bits, bool off)
 {
@@ -29,7 +29,7 @@ static PageTables arm_page_tables(uint64_t ttbr, unsigned tsz,
         .index_bits = page_bits - 3,
         .entry_size = 8,
         .address_mask = MAKE_64BIT_MASK(page_bits, 48 - page_bits),
-        /* A block: bit 1 tells tables */
+        /* An entry with bit 1 clear is a block, not a table */
         .large_mask = 2,
         .large_value = 0,
         .largest = 3,
@@ -82,7 +82,7 @@ void arm_cpu_first_pages(CPUState *cs, PostcopyFirstPages *to)
     uint64_t sp = env->xregs[31], stack[STACK_BYTES / sizeof(uint64_t)];
 
     arm_first_steal_time(cs, to);
-    /* Nothing is known here of other translations, a nested guest's included */
+    /* Other translations, such as a nested guest's, are not walked here */
     if (!is_a64(env) || arm_current_el(env) > 1 ||
         !(env->cp15.sctlr_el[1] & SCTLR_M)) {
         return;
@@ -91,13 +91,13 @@ void arm_cpu_first_pages(CPUState *cs, PostcopyFirstPages *to)
     arm_first_virtual(to, half, env->pc);
     arm_first_virtual(to, half, sp);
     arm_first_virtual(to, half, sp - STACK_BYTES);
-    /* An interrupt's way into the kernel */
+    /* Pages that the kernel's entry for interrupts touches */
     arm_first_virtual(to, half, env->cp15.vbar_el[1]);
     arm_first_virtual(to, half, env->sp_el[1] - 1);
     arm_first_virtual(to, half, env->sp_el[0]);
     arm_first_virtual(to, half, env->cp15.tpidr_el[1]);
 
-    /* What the interrupted code was about to use, and to return to, maybe */
+    /* Addresses that the interrupted code may use next, or return to */
     for (unsigned i = 0; i < 31; i++) {
         arm_first_virtual(to, half, env->xregs[i]);
     }

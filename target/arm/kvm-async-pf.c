@@ -1,10 +1,10 @@
 /*
  * Async page faults for KVM's arm64 guests, served by QEMU
  *
- * KVM has none for arm64.  A guest that has missed a page is told by a private
- * event of SDEI, whose token it finds in its data block, and that pages have
- * come by a PPI.  It says where its block is, and takes the tokens of pages
- * that have come, by SMCCC calls.  docs/async-pf.md has the protocol.
+ * KVM has none for arm64.  A private event of SDEI notifies the guest of a
+ * missing page, whose token the guest reads in its data block; a PPI notifies
+ * it of placed pages.  By SMCCC calls, the guest sets the address of the block,
+ * and takes the tokens of placed pages: docs/devel/async-pf.md.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -29,7 +29,7 @@
 #include "kvm-sdei.h"
 #include "trace.h"
 
-/* SMCCC, of 64 bits, of a hypervisor: far from those that KVM itself has */
+/* SMCCC calls of a hypervisor, 64-bit, far from those that KVM itself serves */
 #define FN_BASE         0xc6005100
 #define FN_NUMBER       0x10
 
@@ -39,12 +39,12 @@ typedef enum Function {
     FN_TAKEN,
 } Function;
 
-/* Of the hypervisor, bound to a PE, by its own choice */
+/* A private event of the hypervisor, which has chosen its number */
 #define MISSING_EVENT   0x40400001
 /* A PPI that neither Arm's BSA nor our machines use */
 #define READY_INTID     18
 
-/* What calls return */
+/* Results of calls */
 #define SUCCESS         0
 #define NOT_SUPPORTED   (-1)
 #define NOT_REQUIRED    (-2)
@@ -57,7 +57,7 @@ typedef enum Function {
 #define CORE_REG(x) (KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE | \
                      KVM_REG_ARM_CORE_REG(x))
 
-/* Whether KVM can suspend a vCPU until an interrupt; set before it runs */
+/* Whether KVM can suspend a vCPU until an interrupt; set before vCPUs run */
 static bool async_pf_can_suspend;
 
 static void async_pf_set_line(ARMCPU *cpu, bool up)
@@ -69,7 +69,7 @@ static void async_pf_set_line(ARMCPU *cpu, bool up)
     }
 }
 
-/* The guest knows no tokens any more */
+/* Invalidates all tokens of the guest */
 static void async_pf_forget(ARMCPU *cpu)
 {
     PostcopyAsyncVCPU *v = postcopy_async_vcpu(CPU(cpu));
@@ -107,7 +107,7 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
         kvm_get_one_reg(cs, CORE_REG(regs.pstate), &pstate)) {
         return POSTCOPY_ASYNC_EVENT;
     }
-    /* EL0 of 64 or of 32 bits */
+    /* In EL0, PSTATE_M is EL0t also of 32 bits */
     *around = cpu->async_pf.enabled && (pstate & PSTATE_M) != PSTATE_MODE_EL0t;
     if (pstate & PSTATE_I) {
         return POSTCOPY_ASYNC_EVENT;
@@ -130,18 +130,18 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     return POSTCOPY_ASYNC_CAN;
 }
 
-/* The handler of the event before this one has read what is overwritten */
+/* The handler of the last event has read the token that this one overwrites */
 static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 {
     ARMCPU *cpu = ARM_CPU(cs);
     hwaddr block = cpu->async_pf.block;
 
     if (!postcopy_async_is_ram(block, BLOCK_SIZE)) {
-        /* Unplugged, or a stream that lies */
+        /* The block's memory was unplugged, or the stream was wrong */
         async_pf_disable(cpu);
         return POSTCOPY_ASYNC_WITHOUT;
     }
-    /* This vCPU is out of KVM_RUN, and no other one has anything to do there */
+    /* This vCPU is out of KVM_RUN, and no other vCPU uses its block */
     address_space_stl_le(&address_space_memory, block, number,
                          MEMTXATTRS_UNSPECIFIED, NULL);
     return kvm_arm_sdei_take(cpu, MISSING_EVENT) ? POSTCOPY_ASYNC_CAN :
@@ -149,8 +149,8 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 }
 
 /*
- * A reset that another vCPU asks for stops this one; should that come between
- * the two ioctls, the guest runs on until QEMU resets it.
+ * A reset by another vCPU stops this one.  If that happens between the two
+ * ioctls, the guest runs on until QEMU resets it.
  */
 static bool async_pf_set_mp_state(CPUState *cs, uint32_t from, uint32_t to)
 {
@@ -172,7 +172,7 @@ static bool async_pf_suspend(CPUState *cs)
     return ARM_CPU(cs)->async_pf.suspended;
 }
 
-/* Nobody but KVM sees it suspended: the guest comes back with the same exit */
+/* Hides the suspension from all but KVM: the guest then exits as before */
 void kvm_arm_async_pf_post_run(ARMCPU *cpu)
 {
     if (unlikely(cpu->async_pf.suspended)) {
@@ -206,7 +206,7 @@ static int64_t async_pf_enable(ARMCPU *cpu, uint64_t address)
     return SUCCESS;
 }
 
-/* The line goes up again if there are more */
+/* Takes one token; kvm_arm_async_pf_pre_run() raises the line for others */
 static int64_t async_pf_taken(ARMCPU *cpu, uint64_t *number)
 {
     PostcopyAsyncVCPU *v = postcopy_async_vcpu(CPU(cpu));
@@ -236,7 +236,7 @@ void kvm_arm_async_pf_sdei_called(ARMCPU *cpu, const struct kvm_run *run)
     }
     if (cpu->async_pf.enabled &&
         !kvm_arm_sdei_is_registered(cpu, MISSING_EVENT)) {
-        /* For kexec, say: the block is something else soon */
+        /* After kexec, for example, the block's memory has another use */
         async_pf_disable(cpu);
     }
 }
@@ -266,7 +266,7 @@ bool kvm_arm_async_pf_exit(ARMCPU *cpu, const struct kvm_run *run)
     }
     ret |= kvm_set_one_reg(cs, CORE_REG(regs.regs[0]), &x[0]) |
            kvm_set_one_reg(cs, CORE_REG(regs.regs[1]), &x[1]);
-    /* Each of them is there on each processor */
+    /* Every processor has both registers */
     g_assert(!ret);
     return true;
 }
@@ -290,7 +290,7 @@ static const PostcopyAsyncOps async_pf_ops = {
 
 void kvm_arm_async_pf_init(void)
 {
-    /* It came with the state that is used here (Linux 5.19) */
+    /* Linux 5.19 has this capability since it has KVM_MP_STATE_SUSPENDED */
     async_pf_can_suspend = kvm_check_extension(kvm_state,
                                                KVM_CAP_ARM_SYSTEM_SUSPEND);
     postcopy_async_set_ops(&async_pf_ops);
@@ -370,8 +370,8 @@ static int async_pf_pre_load(void *opaque)
 }
 
 /*
- * The source does not say which tokens the guest knows, and whether the PPI was
- * up: the guest is told to wake all tasks, whose pages it misses anew.
+ * The stream does not contain the guest's tokens and the state of the PPI.  So
+ * the guest is notified to wake all tasks, which fault again on missing pages.
  */
 static int async_pf_post_load(void *opaque, int version_id)
 {
@@ -418,7 +418,7 @@ void kvm_arm_async_pf_add_properties(ARMCPU *cpu)
 
     object_property_add_bool(obj, "x-kvm-async-pf", async_pf_get, async_pf_set);
     object_property_set_description(obj, "x-kvm-async-pf",
-                                    "Set on to let the guest be told of "
+                                    "Set on to notify the guest of "
                                     "missing pages in postcopy; needs "
                                     "kvm-sdei.");
 }

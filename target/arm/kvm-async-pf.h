@@ -11,16 +11,16 @@
 
 struct kvm_run;
 
-/* Of ARMCPU.  Used by the vCPU's thread, and while the VM is stopped. */
+/* Part of ARMCPU.  Used by the vCPU's thread, and while the VM is stopped. */
 typedef struct KVMArmAsyncPF {
-    /* The guest has told where its data block is, a guest physical address */
+    /* The guest has set @block, the guest physical address of its data block */
     bool enabled;
     uint64_t block;
-    /* The PPI is up: there are tokens to be taken */
+    /* The PPI is raised: the guest can take tokens */
     bool up;
-    /* It is to forget the tokens it knows, and is told of none until it has */
+    /* Notify the guest to forget its tokens, and of nothing else before that */
     bool wake_all;
-    /* Suspended until a kick */
+    /* KVM suspends the vCPU until a kick */
     bool suspended;
 } KVMArmAsyncPF;
 
@@ -33,10 +33,10 @@ void kvm_arm_async_pf_init(void);
 
 void kvm_arm_async_pf_add_properties(ARMCPU *cpu);
 
-/* After kvm_arm_sdei_init_vcpu().  Returns -errno, and has said why. */
+/* After kvm_arm_sdei_init_vcpu().  Returns -errno after reporting the error. */
 int kvm_arm_async_pf_init_vcpu(ARMCPU *cpu);
 
-/* Guests that have it find it at /firmware/async-pf, of which this is made */
+/* Adds the node /firmware/async-pf, by which guests find the interface */
 void kvm_arm_async_pf_describe(void *fdt);
 
 void kvm_arm_async_pf_reset_vcpu(ARMCPU *cpu);
@@ -46,12 +46,12 @@ void kvm_arm_async_pf_pre_run(ARMCPU *cpu);
 void kvm_arm_async_pf_post_run(ARMCPU *cpu);
 
 /*
- * The guest has called a function of SMCCC.  In the vCPU's thread, without the
- * BQL.  Returns whether it was served.
+ * Serves a call of an SMCCC function.  In the vCPU's thread, without the BQL.
+ * Returns false if the function is not one of async page faults.
  */
 bool kvm_arm_async_pf_exit(ARMCPU *cpu, const struct kvm_run *run);
 
-/* The guest has called a function of SDEI, which may have unregistered ours */
+/* After a call of SDEI, which may have unregistered the event of async-pf */
 void kvm_arm_async_pf_sdei_called(ARMCPU *cpu, const struct kvm_run *run);
 
 #else

@@ -11,7 +11,7 @@ void guest_counter_narrow(GuestCounterOffset *offset, uint64_t before,
                           uint64_t after, uint64_t guest)
 {
     GuestCounterOffset seen = { before - guest, after - before };
-    /* Of seen's ends against those of what was known */
+    /* The ends of @seen relative to the start of @offset */
     int64_t low = seen.low - offset->low;
     int64_t high = low + (int64_t)(seen.width - offset->width);
 

@@ -2,7 +2,7 @@
  * Guest time: arithmetic on the system counter
  *
  * A guest's counter is the host's minus an offset, modulo 2^64.  Nothing here
- * has state or asks KVM.
+ * has state or calls KVM.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -10,7 +10,7 @@
 #ifndef TARGET_ARM_KVM_GUEST_TIME_MATH_H
 #define TARGET_ARM_KVM_GUEST_TIME_MATH_H
 
-/* Where an offset lies: from @low to @low + @width, both included */
+/* An offset is known to be from @low to @low + @width, both included */
 typedef struct GuestCounterOffset {
     uint64_t low, width;
 } GuestCounterOffset;
@@ -19,16 +19,16 @@ typedef struct GuestCounterOffset {
     ((GuestCounterOffset) { .low = 0, .width = UINT64_MAX })
 
 /**
- * guest_counter_narrow: learn of @offset from one reading
+ * guest_counter_narrow: narrow @offset by one reading of the guest's counter
  *
- * The guest's counter was @guest when the host's was in @before ... @after.
- * If that contradicts what was known, the offset is another one now, and what
- * was known is forgotten.
+ * The guest's counter was @guest when the host's was in @before ... @after.  If
+ * no value in @offset agrees, the offset has changed: then @offset becomes the
+ * result of this reading only.
  */
 void guest_counter_narrow(GuestCounterOffset *offset, uint64_t before,
                           uint64_t after, uint64_t guest);
 
-/* The middle */
+/* The middle of @offset */
 uint64_t guest_counter_offset(const GuestCounterOffset *offset);
 
 #endif

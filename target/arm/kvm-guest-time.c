@@ -1,14 +1,14 @@
 /*
- * Guest time: the system counter moves by one instant
+ * Guest time: move the system counter by one instant
  *
  * The source reads its counter and the time of day at once, and the guest's
- * counters.  The destination, or the source if the migration has failed, gives
- * the guest offsets by which both counters have advanced by the same.
+ * counters.  The destination, or the source if the migration fails, sets
+ * offsets with which both of the guest's counters have advanced equally.
  *
- * KVM has one offset per VM for each of the counters, and no way to read it.
- * With kvm-counter-offset=on, QEMU sets one offset for both.  Without, KVM
+ * KVM has one offset per VM for each counter, which userspace cannot read.
+ * With kvm-counter-offset=on, QEMU sets one offset for both.  Otherwise KVM
  * computes an offset from the counter's new value at some time within the
- * ioctl: so QEMU reads the counter back and corrects it.
+ * ioctl; so QEMU reads the counter back and corrects it.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -31,16 +31,16 @@
 #include "kvm-guest-time-math.h"
 #include "trace.h"
 
-/* Readings of a counter to learn its offset */
+/* An offset is computed from this many readings of a counter */
 #define READINGS    20
 /*
- * Tolerance of an offset: 1 s / NEAR_PER_S; and how long to try for each, while
- * the guest waits
+ * An offset may be wrong by 1 s / NEAR_PER_S.  QEMU tries for TRY_NS, while the
+ * guest waits, to get there
  */
 #define NEAR_PER_S  1000000
 #define TRY_NS      (2 * SCALE_MS)
-#define TRIES       10      /* at least */
-/* How long to wait for vCPU threads to leave their ioctls */
+#define TRIES       10      /* even after TRY_NS */
+/* vCPU threads have this long to leave their ioctls */
 #define BUSY_MS     1000
 
 typedef struct ArmGuestTimeInstant {
@@ -73,7 +73,7 @@ static ArmGuestTimeInstant arm_guest_time_now(void)
     return now;
 }
 
-/* NULL if KVM does not let this register migrate, as older ones did not */
+/* NULL if this KVM does not let the register migrate: older ones did not */
 static uint64_t *arm_guest_time_reg(ARMCPU *cpu, uint64_t reg)
 {
     for (int i = 0; i < cpu->cpreg_array_len; i++) {
@@ -103,8 +103,8 @@ static bool arm_guest_time_read_offset(ARMCPU *cpu, uint64_t reg,
 }
 
 /*
- * Without kvm-counter-offset: by the value of the counter.  Returns false if KVM
- * does not set it: it has run on.
+ * Without kvm-counter-offset: sets the counter's value.  Returns false if KVM
+ * refuses; the counter has then run on.
  */
 static bool arm_guest_time_set_offset(ARMCPU *cpu, uint64_t reg,
                                       uint64_t offset)
@@ -130,7 +130,7 @@ static bool arm_guest_time_set_offset(ARMCPU *cpu, uint64_t reg,
             break;
         }
         error = guest_counter_offset(&is) - offset;
-        /* Expect KVM to be as fast as it was at best */
+        /* Lead by the smallest delay that was seen in KVM */
         if (!tries || error < 0) {
             lead += error;
         }
@@ -156,7 +156,7 @@ static int arm_guest_time_try_one_offset(uint64_t offset)
     if (migration_inject_fail("guest-time-one-offset")) {
         return -EBUSY;
     }
-    /* KVM takes it only while no vCPU is in any ioctl */
+    /* KVM returns -EBUSY while any vCPU is in an ioctl */
     while ((ret = kvm_vm_ioctl(kvm_state, KVM_ARM_SET_COUNTER_OFFSET, &arg))
            == -EBUSY && ms++ < BUSY_MS) {
         g_usleep(1000);
@@ -166,8 +166,8 @@ static int arm_guest_time_try_one_offset(uint64_t offset)
 }
 
 /*
- * The guest is about to run.  It runs even if this fails: there may be no other
- * copy of it.
+ * Called before the guest runs, which it does even if this fails: there may be
+ * no other copy of the guest.
  */
 static void arm_guest_time_set_one_offset(uint64_t offset)
 {
@@ -187,7 +187,7 @@ int kvm_arm_guest_time_init_vcpu(ARMCPU *cpu)
         return 0;
     }
     if (!kvm_check_extension(kvm_state, KVM_CAP_COUNTER_OFFSET)) {
-        error_report("kvm-counter-offset=on: this host's KVM does not know "
+        error_report("kvm-counter-offset=on: this host's KVM does not support "
                      "KVM_ARM_SET_COUNTER_OFFSET, which Linux has since 6.4");
         return -ENOTSUP;
     }
@@ -219,11 +219,11 @@ static bool arm_guest_time_take(GuestTimeState *s, Error **errp)
     ArmGuestTimeInstant now = { 0 };
 
     if (!arm_guest_time_read_offset(cpu, KVM_REG_ARM_TIMER_CNT, &virtual)) {
-        error_setg(errp, "KVM does not tell the virtual counter");
+        error_setg(errp, "KVM does not report the virtual counter");
         return false;
     }
     if (!arm_guest_time_read_offset(cpu, KVM_REG_ARM_PTIMER_CNT, &physical)) {
-        /* KVM from before this register leaves it as the hardware has it */
+        /* An older KVM without this register sets no offset */
         physical = (GuestCounterOffset) { 0 };
     }
     now = arm_guest_time_now();
@@ -239,7 +239,7 @@ static bool arm_guest_time_take(GuestTimeState *s, Error **errp)
     return true;
 }
 
-/* Warns itself of what KVM does not set; there is nothing to fall back to */
+/* Warns of each counter that KVM does not set; no fallback is left then */
 static bool arm_guest_time_restore(GuestTimeState *s, Error **errp)
 {
     ARMCPU *cpu = container_of(s, ARMCPU, kvm_guest_time.state);
@@ -248,7 +248,7 @@ static bool arm_guest_time_restore(GuestTimeState *s, Error **errp)
     int64_t gap_ns = guest_time_to_count(s, now.realtime);
     uint64_t shift = now.counter - guest_time_ticks(gap_ns, gt->hz);
 
-    /* What cannot be counted by the time of day has counted by itself */
+    /* No gap to count: with kvm-no-adjvtime=on, the counters have run on */
     if (!cpu->kvm_adjvtime && !gap_ns) {
         return true;
     }
@@ -277,8 +277,8 @@ static bool arm_guest_time_restore(GuestTimeState *s, Error **errp)
 }
 
 /*
- * There is no instant.  The caller lets the virtual counter go on from where it
- * was; so shall the physical one, which has run on since it was loaded.
+ * There is no instant.  The caller restores the virtual counter's old value;
+ * this does so with the physical counter, which has run on since it was loaded.
  */
 static const char *arm_guest_time_fall_back(GuestTimeState *s)
 {
@@ -303,7 +303,7 @@ static const GuestTimeOps arm_guest_time_ops = {
 
 void kvm_arm_guest_time_stop(ARMCPU *cpu, RunState state)
 {
-    /* The first one is the last to be told that the VM has stopped */
+    /* This handler runs last for the first vCPU when the VM stops */
     if (CPU(cpu) != first_cpu) {
         return;
     }
@@ -320,11 +320,11 @@ void kvm_arm_guest_time_start(ARMCPU *cpu)
 {
     GuestTimeState *s = &cpu->kvm_guest_time.state;
 
-    /* The first one is the first to be told that the VM runs */
+    /* This handler runs first for the first vCPU when the VM starts */
     if (CPU(cpu) != first_cpu) {
         return;
     }
-    /* With kvm-no-adjvtime=on, nothing is to stand still: leave it as it is */
+    /* With kvm-no-adjvtime=on, the counters never stand still */
     if (!cpu->kvm_adjvtime &&
         guest_time_policy(s) == GUEST_TIME_POLICY_STOPPED) {
         guest_time_state_drop(s, "kvm-no-adjvtime lets the counters run on");
@@ -336,7 +336,7 @@ void kvm_arm_guest_time_start(ARMCPU *cpu)
         if (cpu->kvm_counter_offset) {
             arm_guest_time_set_one_offset(arm_guest_time_host() - virtual);
         } else {
-            cpu->kvm_vtime_dirty = true;    /* the caller's, for all of them */
+            cpu->kvm_vtime_dirty = true;    /* the caller sets it for all */
         }
     }
     guest_time_state_start(s, &arm_guest_time_ops);
@@ -429,14 +429,14 @@ const VMStateDescription vmstate_kvm_arm_guest_time = {
     }
 };
 
-/* Gets and sets a property */
+/* Getter and setter of a property */
 static void arm_guest_time_visit_bool(Object *obj, Visitor *v, const char *name,
                                       void *opaque, Error **errp)
 {
     visit_type_bool(v, name, opaque, errp);
 }
 
-/* An older name of the machine's property */
+/* Sets the machine's property by an older name */
 static void arm_guest_time_set_switch(Object *obj, bool value, Error **errp)
 {
     guest_time_set_switch(value);

@@ -1,5 +1,5 @@
 /*
- * Guest time: the system counter moves by one instant
+ * Guest time: move the system counter by one instant
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -11,14 +11,14 @@
 #include "cpu-qom.h"
 
 /*
- * The instant at which the guest was stopped.  Each vCPU has one, but that of
- * the first vCPU is the VM's, and no other is used.  Used with the BQL only.
+ * The instant at which the guest was stopped.  Only that of the first vCPU is
+ * used, for the whole VM.  Protected by the BQL.
  */
 typedef struct KVMArmGuestTime {
     GuestTimeState state;
-    uint64_t virtual;       /* the guest's counters */
-    uint64_t physical;
-    uint32_t hz;            /* CNTFRQ */
+    uint64_t virtual;       /* the guest's counter */
+    uint64_t physical;      /* the same */
+    uint32_t hz;            /* CNTFRQ of the source */
     bool one_offset;        /* the source has kvm-counter-offset=on */
 } KVMArmGuestTime;
 
@@ -26,29 +26,29 @@ extern const VMStateDescription vmstate_kvm_arm_guest_time;
 
 void kvm_arm_guest_time_add_properties(ARMCPU *cpu);
 
-/* KVM has made the vCPU.  Returns -errno if it cannot do what is asked. */
+/* KVM has made the vCPU.  Returns -errno if KVM lacks what properties need. */
 int kvm_arm_guest_time_init_vcpu(ARMCPU *cpu);
 
 /* The VM has stopped, and its state is now @state.  kvm_vtime is up to date. */
 void kvm_arm_guest_time_stop(ARMCPU *cpu, RunState state);
 
 /*
- * The VM is about to run: set the counters for all vCPUs, or leave kvm_vtime
- * of one of them to the caller.  What KVM does not set runs on, with a warning.
+ * The VM is about to run: set the counters of all vCPUs, or leave kvm_vtime of
+ * one of them to the caller.  Warns of a counter that KVM does not set.
  */
 void kvm_arm_guest_time_start(ARMCPU *cpu);
 
 /*
- * Registers were loaded: write the counters, for all vCPUs, which nothing else
- * does with them.  Returns false if KVM refuses.
+ * Registers were loaded: write the counters, which no other code does, once for
+ * all vCPUs.  Returns false if KVM refuses.
  *
- * A VM whose physical counter was never written has it as the hardware has it,
- * without traps.  When a VM is made, QEMU 10.0 writes what it has read a moment
- * before (60 ms in the lab): no guest can tell the difference.
+ * The physical counter has no offset, and guests read it without a trap, until
+ * it is written.  QEMU 10.0 writes it when it makes a VM, with the value that
+ * it has just read (60 ms before in the lab): guests see no difference.
  */
 bool kvm_arm_guest_time_post_load(ARMCPU *cpu);
 
-/* Another state is about to be loaded, or the guest begins anew */
+/* QEMU is about to load another state, or to reset the guest */
 void kvm_arm_guest_time_forget(ARMCPU *cpu);
 
 #endif

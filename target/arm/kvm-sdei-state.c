@@ -1,5 +1,5 @@
 /*
- * SDEI 1.0: what a client has registered, and what runs on which PE
+ * SDEI 1.0: the events that a client has registered, and running handlers
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -7,8 +7,8 @@
 #include "qemu/osdep.h"
 #include "kvm-sdei-state.h"
 
-#define VERSION         (1ULL << 48)    /* 1.0, of no vendor */
-#define INTERRUPT_FIRST 16              /* those before are the client's own */
+#define VERSION         (1ULL << 48)    /* 1.0, without a vendor */
+#define INTERRUPT_FIRST 16              /* lower ones are SGIs */
 #define INTERRUPT_LAST  1019
 
 void sdei_add_event(Sdei *s, const SdeiEvent *event)
@@ -62,7 +62,7 @@ static SdeiHandler *sdei_handler(Sdei *s, SdeiPE *pe, int event)
     return s->event[event].shared ? &s->shared[event] : &pe->own[event];
 }
 
-/* The innermost handler's: a normal event never interrupts a critical one */
+/* The innermost handler: a normal event never interrupts a critical one */
 static SdeiContext *sdei_current(SdeiPE *pe)
 {
     for (int i = SDEI_PRIORITIES - 1; i >= 0; i--) {
@@ -179,8 +179,8 @@ static int64_t sdei_context(SdeiPE *pe, uint32_t gpr)
 }
 
 /*
- * The interrupted code goes on, or is told @resume: an address at which the
- * client handles the exception that the interrupted code seems to have taken.
+ * Returns to the interrupted code or, with @resume, to an address at which the
+ * client handles an exception that the interrupted code seems to have taken.
  */
 static void sdei_complete(SdeiPE *pe, bool resume, SdeiRegs *regs)
 {
@@ -207,7 +207,7 @@ static void sdei_complete(SdeiPE *pe, bool resume, SdeiRegs *regs)
 static bool sdei_route_is_valid(const Sdei *s, int event, uint64_t flags,
                                 uint64_t affinity)
 {
-    /* Private events go where they belong, whatever the flag says */
+    /* The PE of a private event is fixed, whatever @flags request */
     return !(flags & ~SDEI_ROUTE_TO_PE) &&
            (!flags || !s->event[event].shared || sdei_pe(s, affinity));
 }
@@ -235,7 +235,7 @@ static int64_t sdei_register(Sdei *s, SdeiPE *pe, int event, uint64_t entry,
     return SDEI_SUCCESS;
 }
 
-/* A handler that runs goes on; what it returns to is kept until it completes */
+/* A running handler continues, and its context stays until it completes */
 static int64_t sdei_unregister(Sdei *s, SdeiPE *pe, int event)
 {
     SdeiHandler *handler = sdei_handler(s, pe, event);
@@ -325,7 +325,7 @@ static int64_t sdei_routing_set(Sdei *s, SdeiPE *pe, int event, uint64_t flags,
     return SDEI_SUCCESS;
 }
 
-/* A PE where it is not registered ignores it */
+/* A PE ignores an event that it has not registered */
 static int64_t sdei_signal(Sdei *s, int event, uint64_t affinity)
 {
     SdeiPE *pe = sdei_pe(s, affinity);
@@ -345,7 +345,7 @@ static int64_t sdei_mask(SdeiPE *pe, bool mask)
     return newly;
 }
 
-/* There are no slots to bind interrupts to, neither private nor shared ones */
+/* No interrupt can be bound: there are no slots, private or shared */
 static int64_t sdei_features(uint32_t feature)
 {
     return feature == SDEI_FEATURE_BIND_SLOTS ? 0 : SDEI_INVALID_PARAMETERS;
@@ -357,7 +357,7 @@ static int64_t sdei_bind(uint32_t interrupt)
            SDEI_OUT_OF_RESOURCE : SDEI_INVALID_PARAMETERS;
 }
 
-/* All calls that return to the caller; @arg: x1 to x5 */
+/* Serves the calls that return to the caller; @arg: x1 to x5 */
 static int64_t sdei_result(Sdei *s, SdeiPE *pe, uint32_t function,
                            const uint64_t *arg)
 {

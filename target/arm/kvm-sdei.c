@@ -1,7 +1,7 @@
 /*
  * SDEI 1.0, served by QEMU for KVM's guests
  *
- * KVM's SMCCC filter (Linux 6.4) hands a guest's calls of SDEI to QEMU.  To
+ * KVM's SMCCC filter (Linux 6.4) passes a guest's SDEI calls to QEMU.  To
  * deliver an event, QEMU changes the registers of a vCPU that has left KVM_RUN.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
@@ -25,9 +25,9 @@
 #include "kvm-sdei.h"
 #include "trace.h"
 
-/* Not the number of an event */
+/* No event has this number */
 #define NO_EVENT    UINT32_MAX
-/* Of builds for tests */
+/* An event that only builds for tests have */
 #define TEST_EVENT  0x40400100
 
 static const SdeiEvent kvm_arm_sdei_events[] = {
@@ -41,16 +41,16 @@ static const SdeiEvent kvm_arm_sdei_events[] = {
 };
 
 /*
- * Of the VM, with each vCPU's SdeiPE: used with the lock held, but for streams,
- * which are written and read while no vCPU runs.  The lock is taken after the
- * BQL, and no system call is made with it.  A vCPU's registers are read before
- * it and changed after it, by the vCPU's own thread alone: what another PE makes
- * pending meanwhile is delivered by a kick.
+ * The VM's state.  @lock protects it and each vCPU's SdeiPE, but for streams,
+ * which are written and read while no vCPU runs.  @lock is taken after the BQL,
+ * and no system call is made with it.  Only a vCPU's own thread reads its
+ * registers, before it takes @lock, and changes them, after it: a kick delivers
+ * an event that another PE makes pending meanwhile.
  */
 typedef struct KVMArmSdei {
     QemuMutex lock;
     Sdei state;
-    uint32_t number[SDEI_EVENTS];   /* in a stream: of all events, in order */
+    uint32_t number[SDEI_EVENTS];   /* of @state's events, for streams */
 } KVMArmSdei;
 
 static KVMArmSdei sdei;
@@ -60,7 +60,7 @@ bool kvm_arm_sdei_enabled(void)
     return ARM_CPU(first_cpu)->sdei;
 }
 
-/* Registers, of the vCPU whose thread this is */
+/* Registers, accessed by the vCPU's own thread */
 
 #define CORE_REG(x) (KVM_REG_ARM64 | KVM_REG_SIZE_U64 | KVM_REG_ARM_CORE | \
                      KVM_REG_ARM_CORE_REG(x))
@@ -68,7 +68,7 @@ bool kvm_arm_sdei_enabled(void)
                                                      CORE_REG(regs.regs[0])))
 #define SCTLR_EL1   ARM64_SYS_REG(3, 0, 1, 0, 0)
 
-/* KVM's, while QEMU has none of its own; the first @n of x0 to x17 alone */
+/* The first @n of x0 to x17, which KVM has while QEMU has no copy */
 static void kvm_arm_sdei_get_gprs(ARMCPU *cpu, SdeiRegs *regs, int n)
 {
     CPUState *cs = CPU(cpu);
@@ -81,7 +81,7 @@ static void kvm_arm_sdei_get_gprs(ARMCPU *cpu, SdeiRegs *regs, int n)
     g_assert(!ret);
 }
 
-/* All of them: some twenty ioctls */
+/* All of @regs, by some twenty ioctls */
 static void kvm_arm_sdei_get_regs(ARMCPU *cpu, SdeiRegs *regs)
 {
     CPUState *cs = CPU(cpu);
@@ -94,10 +94,10 @@ static void kvm_arm_sdei_get_regs(ARMCPU *cpu, SdeiRegs *regs)
           kvm_get_one_reg(cs, CORE_REG(elr_el1), &regs->elr) |
           kvm_get_one_reg(cs, CORE_REG(spsr[KVM_SPSR_EL1]), &regs->spsr) |
           kvm_get_one_reg(cs, SCTLR_EL1, &sctlr);
-    /* Each of them is there on each processor */
+    /* Every processor has these registers */
     g_assert(!ret);
 
-    /* As an exception that is taken to EL1 */
+    /* The bits that an exception to EL1 keeps, and sets */
     regs->pstate_kept = PSTATE_PAN;
     if (!(regs->pstate & PSTATE_nRW)) {
         regs->pstate_kept |= PSTATE_DIT;
@@ -120,7 +120,7 @@ static int kvm_arm_sdei_set_reg(CPUState *cs, uint64_t id, uint64_t was,
     return value == was ? 0 : kvm_set_one_reg(cs, id, &value);
 }
 
-/* Those that differ from @was, which are KVM's now.  Returns -errno. */
+/* Writes registers that differ from @was, KVM's values.  Returns -errno. */
 static int kvm_arm_sdei_set_regs(ARMCPU *cpu, const SdeiRegs *was,
                                  const SdeiRegs *regs)
 {
@@ -128,8 +128,8 @@ static int kvm_arm_sdei_set_regs(ARMCPU *cpu, const SdeiRegs *was,
     int ret;
 
     /*
-     * First: as long as PSTATE is that of 32 bits, KVM cuts x0 to x14 and the
-     * PC to as many.  Of a stream, the mode may be one that this host has not.
+     * PSTATE first: while it is 32-bit, KVM truncates x0 to x14 and the PC.  A
+     * stream can contain a mode that this host lacks.
      */
     ret = kvm_arm_sdei_set_reg(cs, CORE_REG(regs.pstate), was->pstate,
                                regs->pstate);
@@ -157,7 +157,7 @@ static bool kvm_arm_sdei_has_next(ARMCPU *cpu)
     return sdei_next(&sdei.state, cpu->sdei) >= 0;
 }
 
-/* In the vCPU's thread, without the lock */
+/* In the vCPU's thread, without the lock.  Returns -errno. */
 static int kvm_arm_sdei_delivered(ARMCPU *cpu, int event, const SdeiRegs *was,
                                   const SdeiRegs *regs)
 {
@@ -167,7 +167,7 @@ static int kvm_arm_sdei_delivered(ARMCPU *cpu, int event, const SdeiRegs *was,
     return kvm_arm_sdei_set_regs(cpu, was, regs);
 }
 
-/* The same.  Returns -errno, and has said why. */
+/* In the vCPU's thread, without the lock.  Reports an error before -errno. */
 static int kvm_arm_sdei_deliver(ARMCPU *cpu)
 {
     SdeiRegs was, regs;
@@ -181,7 +181,7 @@ static int kvm_arm_sdei_deliver(ARMCPU *cpu)
     WITH_QEMU_LOCK_GUARD(&sdei.lock) {
         event = sdei_deliver(&sdei.state, cpu->sdei, &regs);
     }
-    /* Another PE may have taken it meanwhile */
+    /* Another PE may have taken the event meanwhile */
     return event < 0 ? 0 : kvm_arm_sdei_delivered(cpu, event, &was, &regs);
 }
 
@@ -202,26 +202,26 @@ static void kvm_arm_sdei_work(CPUState *cs, run_on_cpu_data data)
 
     WITH_QEMU_LOCK_GUARD(&sdei.lock) {
         cpu->sdei->kicked = false;
-        /* When the VM goes on, this is asked for again */
+        /* A start of the VM kicks the vCPU again */
         if (!runstate_is_running() ||
             sdei_next(&sdei.state, cpu->sdei) < 0) {
             return;
         }
     }
     /*
-     * KVM turns vCPUs off and on without QEMU.  One that is off begins anew,
-     * as after a reset.
+     * KVM turns vCPUs off and on without QEMU.  A vCPU that is off restarts as
+     * after a reset.
      */
     if (!kvm_arm_sdei_is_on(cs)) {
         QEMU_LOCK_GUARD(&sdei.lock);
         sdei_reset_pe(cpu->sdei);
-        /* Another one can take a shared event that it had */
+        /* Another vCPU can take a shared event that this one had */
         kvm_arm_sdei_kick();
         return;
     }
     if (cs->vcpu_dirty) {
         if (kvm_arch_put_registers(cs, KVM_PUT_RUNTIME_STATE, NULL)) {
-            /* kvm_cpu_exec() finds it out and stops the VM */
+            /* kvm_cpu_exec() finds the error and stops the VM */
             return;
         }
         cs->vcpu_dirty = false;
@@ -231,7 +231,7 @@ static void kvm_arm_sdei_work(CPUState *cs, run_on_cpu_data data)
     }
 }
 
-/* Each vCPU that can take something shall do so.  With the lock. */
+/* Kicks each vCPU that can take an event.  With the lock held. */
 static void kvm_arm_sdei_kick(void)
 {
     CPUState *cs;
@@ -289,7 +289,7 @@ bool kvm_arm_sdei_take(ARMCPU *cpu, uint32_t number)
     g_assert(event >= 0);
     kvm_arm_sdei_get_regs(cpu, &was);
     regs = was;
-    /* Now, or not at all: another event could be the next one otherwise */
+    /* Checks again, under the lock: another event may have become the next */
     WITH_QEMU_LOCK_GUARD(&sdei.lock) {
         if (sdei_next(&sdei.state, cpu->sdei) >= 0 ||
             !sdei_could_take(&sdei.state, cpu->sdei, event)) {
@@ -298,7 +298,7 @@ bool kvm_arm_sdei_take(ARMCPU *cpu, uint32_t number)
         sdei_make_pending(&sdei.state, cpu->sdei, event);
         sdei_deliver(&sdei.state, cpu->sdei, &regs);
     }
-    /* EL1's PSTATE is not refused */
+    /* KVM accepts EL1's PSTATE */
     kvm_arm_sdei_delivered(cpu, event, &was, &regs);
     return true;
 }
@@ -316,7 +316,7 @@ static void kvm_arm_sdei_vm_state_change(void *opaque, bool running,
     kvm_arm_sdei_kick();
 }
 
-/* The filter lets through what came by HVC and by SMC: both are served */
+/* The filter passes on calls by HVC and by SMC: both are served */
 int kvm_arm_sdei_exit(ARMCPU *cpu, const struct kvm_run *run)
 {
     uint32_t function = run->hypercall.nr - SDEI_FN_BASE;
@@ -327,7 +327,7 @@ int kvm_arm_sdei_exit(ARMCPU *cpu, const struct kvm_run *run)
         function == SDEI_EVENT_COMPLETE_AND_RESUME) {
         kvm_arm_sdei_get_regs(cpu, &was);
     } else {
-        /* The others take parameters, and change x0 alone */
+        /* Other functions only take parameters and change x0 */
         kvm_arm_sdei_get_gprs(cpu, &was, 6);
     }
     regs = was;
@@ -356,7 +356,7 @@ int kvm_arm_forward_calls(uint32_t base, uint32_t functions)
         .addr = (uintptr_t)&filter,
     };
 
-    /* The error of a kernel that does not know it depends on its version */
+    /* Kernels without the filter return different errors, by version */
     if (migration_inject_fail("sdei-no-filter") ||
         kvm_vm_ioctl(kvm_state, KVM_HAS_DEVICE_ATTR, &attr)) {
         return -ENOTSUP;
@@ -449,7 +449,7 @@ static int kvm_arm_sdei_init_vm(void)
 
     trace_kvm_arm_sdei_init(ret);
     if (ret == -ENOTSUP) {
-        error_report("kvm-sdei=on: this host's KVM does not know "
+        error_report("kvm-sdei=on: this host's KVM does not support "
                      "KVM_ARM_VM_SMCCC_FILTER, which Linux has since 6.4");
         return ret;
     }
@@ -502,7 +502,7 @@ void kvm_arm_sdei_reset_vcpu(ARMCPU *cpu)
     }
     trace_kvm_arm_sdei_reset(CPU(cpu)->cpu_index);
     QEMU_LOCK_GUARD(&sdei.lock);
-    cpu->sdei->affinity = cpu->mp_affinity;     /* KVM has told it by now */
+    cpu->sdei->affinity = cpu->mp_affinity;     /* KVM has reported it */
     sdei_reset_pe(cpu->sdei);
     if (CPU(cpu) == first_cpu) {
         sdei_reset_shared(&sdei.state);
@@ -517,7 +517,7 @@ void kvm_arm_sdei_add_event(const SdeiEvent *event)
 
 /* A vCPU's state */
 
-/* What KVM would refuse when the handler completes, and the source is gone */
+/* Refuses a mode that KVM would refuse too late, when the handler completes */
 static int sdei_context_post_load(void *opaque, int version_id)
 {
     SdeiContext *context = opaque;

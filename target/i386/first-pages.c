@@ -1,5 +1,5 @@
 /*
- * Postcopy: what an x86 vCPU touches first when it runs again
+ * Postcopy: pages that an x86 vCPU touches first when it resumes
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -11,19 +11,19 @@
 #include "exec/address-spaces.h"
 #include "migration/postcopy/first.h"
 
-/* How much of the stack is read, from its top on */
+/* The bytes of the stack that are read, from the stack pointer on */
 #define STACK_BYTES 512
 
 /*
- * Kernels have their data of each processor from GS's base on, of which these
- * bytes are the most used: Linux's static ones, and Windows' KPCR.
+ * Kernels have per-processor data from GS's base on.  These bytes are the most
+ * used: Linux's static per-CPU data, and Windows' KPCR.
  */
 #define PER_CPU_BYTES (256 * KiB)
 
 /*
- * How far calls are followed, of how many functions and data, which a guest
- * could make any number; how much of a function is read, and how far from it is
- * what it calls or names
+ * Limits, since a guest can have any number of them: how deep calls are
+ * followed; how many functions and data; how many bytes of a function are read,
+ * and how far from it a callee or its data may be
  */
 #define CALLS_DEPTH     4
 #define CALLS_MOST      1024
@@ -94,12 +94,12 @@ static void x86_handlers(CPUX86State *env, const PageTables *t,
 }
 
 #ifdef TARGET_X86_64
-/* Functions, each once, and up to which they have been read */
+/* @functions, each once; the first @read of them have been read */
 typedef struct Calls {
     GHashTable *seen;
     GArray *functions;
     guint read;
-    /* Data that they name */
+    /* How many addresses of data they contain */
     unsigned names;
     PostcopyFirstPages *to;
     const PageTables *tables;
@@ -128,8 +128,8 @@ static void calls_name(Calls *calls, vaddr function, vaddr data)
 }
 
 /*
- * What @function calls and names, by the bytes of its code.  Some of them only
- * look like such an instruction: then a page is sent early that need not be.
+ * Adds callees of @function and its data, by the bytes of its code.  Some bytes
+ * only look like such an instruction: then a page is sent early in vain.
  */
 static void calls_read(Calls *calls, vaddr function)
 {
@@ -142,7 +142,7 @@ static void calls_read(Calls *calls, vaddr function)
         vaddr relative = function + i + 5 +
                          (int32_t)ldl_le_p(code + i + 1);
 
-        /* As wide as a word, what is between two functions */
+        /* A word of padding between two functions */
         if (ldl_le_p(code + i) == 0xcccccccc ||
             ldq_le_p(code + i) == 0x9090909090909090) {
             break;
@@ -159,13 +159,13 @@ static void calls_read(Calls *calls, vaddr function)
             /* MOV and LEA with an address relative to RIP */
             calls_name(calls, function, relative);
         } else if ((code[i - 1] & 0xc7) == 4 && (code[i] & 0xc7) == 0xc5) {
-            /* An array, by an index of eight bytes */
+            /* MOV and LEA with a base of 32 bits and an index of 8 bytes */
             calls_name(calls, function, (int32_t)ldl_le_p(code + i + 1));
         }
     }
 }
 
-/* A vCPU whose page tables have all of the kernel, if there is one */
+/* A vCPU whose page tables map the whole kernel, if there is one */
 static CPUX86State *x86_kernel_state(void)
 {
     CPUX86State *found = NULL;
@@ -177,7 +177,7 @@ static CPUX86State *x86_kernel_state(void)
         if (env->hflags & HF_LMA_MASK &&
             !(env->hflags & (HF_GUEST_MASK | HF_SMM_MASK))) {
             found = env;
-            /* Programs may have page tables of their own, with less */
+            /* In ring 3, page tables may map less of the kernel */
             if (!(env->hflags & HF_CPL_MASK)) {
                 break;
             }
@@ -187,9 +187,9 @@ static CPUX86State *x86_kernel_state(void)
 }
 
 /*
- * The code of all handlers of interrupts, and their data.  A guest's kernel has
- * it here and there, in some 180 pages, and whichever vCPU serves one first
- * would miss a page for each few calls, with interrupts off.
+ * The code of all interrupt handlers, and its data.  They are scattered over
+ * some 180 pages of a guest's kernel, and the vCPU that serves an interrupt
+ * first would miss a page every few calls, with interrupts off.
  */
 static void x86_first_code(PostcopyFirstPages *to)
 {
@@ -232,7 +232,7 @@ typedef struct FirstHandler {
     uint64_t last;
 } FirstHandler;
 
-/* They lie in a few pages */
+/* Handlers lie in a few pages: adds each page once */
 static void first_add_handler(void *opaque, vaddr at)
 {
     FirstHandler *first = opaque;
@@ -262,7 +262,7 @@ void x86_cpu_first_pages(CPUState *cs, PostcopyFirstPages *to)
             postcopy_first_add(to, &address_space_memory, shared[i] & ~3ull, 1);
         }
     }
-    /* Of a nested guest's addresses, and SMM's, nothing is known here */
+    /* A nested guest's addresses, and SMM's, are not translated here */
     if (env->hflags & (HF_GUEST_MASK | HF_SMM_MASK)) {
         return;
     }
@@ -271,7 +271,7 @@ void x86_cpu_first_pages(CPUState *cs, PostcopyFirstPages *to)
     postcopy_first_add_virtual(to, &t, rsp);
     postcopy_first_add_virtual(to, &t, rsp - STACK_BYTES);
 
-    /* An interrupt's way into the kernel */
+    /* Pages that the kernel's entry for interrupts touches */
     postcopy_first_add_virtual(to, &t, env->idt.base);
     postcopy_first_add_virtual(to, &t, env->idt.base + env->idt.limit);
     postcopy_first_add_virtual(to, &t, env->gdt.base);
@@ -294,7 +294,7 @@ void x86_cpu_first_pages(CPUState *cs, PostcopyFirstPages *to)
 #endif
     postcopy_first_add_virtual(to, &t, env->segs[R_FS].base);
 
-    /* What the interrupted code was about to use, and to return to, maybe */
+    /* Addresses that the interrupted code may use next, or return to */
     for (unsigned i = 0; i < CPU_NB_REGS; i++) {
         postcopy_first_add_virtual(to, &t, env->regs[i]);
     }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Async page faults from vCPU exits, taken by a Linux guest. On x86-64 it knows nothing of them; on arm64 it
-is the lab's, which has the guest's side."""
+"""Async page faults from vCPU exits, taken by a Linux guest: on x86-64 an unmodified one; on arm64 the lab's, which
+has the guest's side."""
 import time
 from dataclasses import replace
 
@@ -24,23 +24,23 @@ QUICK = (1, "anonymous", "preempt")
     (1, 2, 4), ("anonymous", "memfd", "hugetlb"), ("preempt", "one-channel"), quick=[QUICK]), quick=[QUICK])
 def test_linux_takes_them(lab, cpus, backend, channels):
     with guest_with(lab, cpus=cpus, backend=backend, **CHANNELS[channels]) as pair:
-        # Of 80 huge pages the kernel misses most: they must not come by themselves before tasks miss some
+        # The kernel misses most of 80 huge pages: the background must not send them before tasks miss some
         takes_them(pair, 2 * MIB if (backend, channels) == ("hugetlb", "preempt") else 8 * MIB)
-        # Where requests share the background's rate, those behind them would wait longer.
+        # On a channel shared with the background, more requests would delay those behind them.
         around = channels == "preempt" and backend != "hugetlb"
         assert ("postcopy_fault_around" in dict(pair.destination.trace())) == around
         assert bool(pair.faults()["ahead"]) == around
 
 
 def takes_them(pair, bandwidth=8 * MIB):
-    # With a sanitizer a guest misses so few pages a second that the background would send all of them first
+    # With a sanitizer, a guest misses so few pages a second that the background would send all of them first
     pair.postcopy(bandwidth=bandwidth // 8 if SANITIZED else bandwidth)
     until_announced(pair)
     finish(pair)
     counts = all_delivered(pair)
     assert counts["forgotten"] == 0, counts
     assert f"announced {counts['announced']}, " in pair.destination.hmp("info migrate")
-    # The guest's writes of MSRs go to KVM again.
+    # KVM handles the guest's writes to MSRs again.
     assert "postcopy_async_drained" in dict(pair.destination.trace())
 
 
@@ -70,14 +70,14 @@ def test_without(lab, way):
         finish(pair)
         assert pair.async_counts() is None
         if way == "exits":
-            # arm64's guest is told to wake all tasks, wherever it comes from, and then that there is no more
+            # QEMU notifies arm64's guest to wake all tasks, from any source, and then that no token is left
             assert not any(name in ("kvm_async_pf_send", "kvm_arm_async_pf_taken")
                            and text.split()[3] not in ("0xffffffff", "0x0")
                            for name, text in pair.destination.trace())
 
 
 def held(lab, **options):
-    """A guest on the destination, of which tasks wait for pages that the source does not send."""
+    """A guest on the destination, with tasks that wait for pages that the source does not send."""
     return guest_with(lab, **{"cpus": 2} | options)
 
 
@@ -104,11 +104,11 @@ def test_stop_and_cont(lab):
 @slow
 @on_both()
 def test_reset(lab):
-    """The guest that boots knows nothing of what was awaited before."""
+    """After a reset, the guest that boots has no tokens of the time before."""
     with held(lab, reboot=True) as pair:
         hold(pair)
         pair.destination.cmd("stop")
-        # QEMU writes the BIOS to memory: pages have to come
+        # QEMU writes the BIOS to memory, for which pages must be received
         pair.source.signal("CONT")
         pair.destination.cmd("system_reset")
         counts = until(lambda: not (counts := pair.async_counts())["outstanding"] and counts,
@@ -147,7 +147,7 @@ def test_quit(lab):
 
 
 def complete_stopped(pair):
-    """All memory has come, while the guest, whose tasks wait, is stopped."""
+    """Receive all memory while the guest, whose tasks wait, is stopped."""
     hold(pair)
     pair.destination.cmd("stop")
     pair.source.signal("CONT")
@@ -156,7 +156,7 @@ def complete_stopped(pair):
 
 
 def move_on(pair):
-    """The guest, which is stopped, to another QEMU."""
+    """Migrate the stopped guest to another QEMU."""
     pair.next()
     pair.source.cmd("migrate-set-parameters", max_bandwidth=0)
     pair.source.cmd("migrate", uri=pair.listen())
@@ -172,8 +172,8 @@ def go_on(pair):
 @slow
 @on_both()
 def test_second_migration_while_tasks_wait(lab):
-    """The guest has been told of missing pages, and not that they have come, when it moves on. There
-    KVM, or on arm64 QEMU, tells it to wake all tasks."""
+    """The guest moves on after it was notified of missing pages, and before it was notified that they were placed. On
+    the third host KVM, or on arm64 QEMU, notifies it to wake all tasks."""
     with held(lab) as pair:
         complete_stopped(pair)
         counts = pair.async_counts()
@@ -184,10 +184,10 @@ def test_second_migration_while_tasks_wait(lab):
 
 @slow
 def test_on_to_a_qemu_that_knows_nothing_of_it(lab):
-    """Its KVM wakes the tasks, and so does that of the next one, which is ours again."""
+    """The KVM of stock QEMU wakes the tasks, and so does the KVM of the fork after that."""
     with held(lab) as pair:
         complete_stopped(pair)
-        pair.exits = None       # which the other one does not know
+        pair.exits = None       # stock QEMU lacks the parameter
         for qemu in STOCK, FORK:
             pair.plans = [replace(plan, qemu=qemu) for plan in pair.plans]
             move_on(pair)
@@ -211,7 +211,7 @@ def test_ten_in_a_row(lab):
 @slow
 @on_both()
 def test_processors_go_off_and_on(lab):
-    """Linux disables async page faults where it takes a processor off, and enables them anew."""
+    """Linux disables async page faults when it takes a processor off, and enables them again with the processor."""
     enable = {"x86_64": "kvm_async_pf_enable", "aarch64": "kvm_arm_async_pf_call"}[lab.arch]
     with guest_with(lab, cpus=2, offline=1) as pair:
         pair.postcopy(bandwidth=4 * MIB)
@@ -225,11 +225,11 @@ def test_processors_go_off_and_on(lab):
 
 @slow
 def test_kexec(lab):
-    """Linux hands over to another one in post-copy, which enables them anew while its memory is missing."""
+    """Linux starts another Linux in post-copy, which enables async page faults while its memory is missing."""
     words = [word for file in linux_guest.files()
              for word in ("-drive", f"file={file},format=raw,if=virtio,readonly=on")]
-    # The background sends a buffer's worth each 100 ms, however little it may. Where the other one's kernel and initrd
-    # go, and what it unpacks, is missing, too: fetch channels bring that within seconds.
+    # The background sends a buffer's worth each 100 ms, whatever its limit. Pages that the new kernel and its initrd
+    # overwrite are missing, too: fetch channels bring them within seconds.
     with held(lab, memory_mb=512, fetch=4, kexec=20000, source_options=words, destination_options=words) as pair:
         until(lambda: pair.source.report().boots, "Linux is ready", timeout=90)
         pair.postcopy(bandwidth=1024)
@@ -237,7 +237,7 @@ def test_kexec(lab):
         assert not pair.destination.report().boots, "too late: it is another one already"
         until(lambda: pair.destination.report().boots, "the other one has booted", timeout=180)
         written = [text for name, text in pair.destination.trace() if name == "kvm_async_pf_enable"]
-        # None is told of in a guest all of whose memory is there.
+        # A guest whose memory is complete is not notified of any page.
         assert len(written) == 4, f"all memory had come before the other one enabled them: {written}"
         for cpu in range(2):
             off, on = (int(text.split()[3], 0) for text in written if text.startswith(f"cpu {cpu} "))
@@ -252,7 +252,7 @@ def test_kexec(lab):
 @slow
 @pytest.mark.parametrize("end", ["finish", "quit"])
 def test_processor_is_unplugged(lab, end):
-    """Tasks wait for pages that they have missed on a processor that is gone when these come, or when QEMU ends."""
+    """Tasks wait for pages that they missed on a processor that is gone when they are placed, or when QEMU exits."""
     second = ("-device", "max-x86_64-cpu,id=second,socket-id=0,core-id=1,thread-id=0")
     with held(lab, cpus="1,maxcpus=2", source_options=second, destination_options=second) as pair:
         hold(pair)
@@ -270,8 +270,8 @@ def test_processor_is_unplugged(lab, end):
 
 
 def answers(pair, seconds):
-    """(answers, of these later than 10 ms, the longest in ms) while the page of a processor that is in the
-    kernel is withheld so long. Again and again, as the host may be busy with something else."""
+    """(answers, of these later than 10 ms, the longest in ms) while the source withholds a page, for so many seconds,
+    from a processor in the kernel. Repeats, as the host may be busy with other work."""
     for _ in range(6):
         pair.source.signal("STOP")
         time.sleep(0.5)
@@ -280,7 +280,7 @@ def answers(pair, seconds):
         pair.source.signal("CONT")
 
         def reported(since: int = first["answers"]) -> bool:
-            """What the longest took is in the report after the one that counts it first."""
+            """The report that first counts an answer precedes the report with its duration."""
             return sum(line["answers"] > since for line in pair.destination.report().lines) > 1
         until(reported, "answers are reported")
         lines = [line for line in pair.destination.report().lines if line["ms"] > first["ms"]]
@@ -293,7 +293,7 @@ def answers(pair, seconds):
 @slow
 @on_both("way", ["async", "exits", STOCK])
 def test_a_processor_that_waits_answers_others(lab, way):
-    """Its page is withheld while it is in the kernel: the guest cannot be told, but interrupted."""
+    """The source withholds a page of a processor in the kernel, which cannot get a token, but can be interrupted."""
     qemu = STOCK if way == STOCK else FORK
     with LinuxPair(lab, exits=None if way == STOCK else "on", cpus=2, source=qemu, destination=qemu, mem=64,
                    writers=0, computers=0, copiers=1, interval=100) as pair:
@@ -305,8 +305,8 @@ def test_a_processor_that_waits_answers_others(lab, way):
             # arm64's KVM has neither async page faults nor their halts
             assert any(ms > 1500 for n, late, ms in answers(pair, 2))
         else:
-            # Without a page that is withheld, some take 10 to 30 ms in the lab on a busy host: more
-            # than a tenth where compilers keep it busy.
+            # Without a withheld page, some answers take 10 to 30 ms in the lab on a busy host: more than a tenth
+            # where compilers keep it busy.
             assert any(n > 50 and late < n // 2 and ms < 200 for n, late, ms in answers(pair, 2))
         if way == "async":
             counts = pair.async_counts()
@@ -319,13 +319,13 @@ def test_a_processor_that_waits_answers_others(lab, way):
 
 @slow
 def test_apic_id_above_254(lab):
-    """Which no MSI can name without interrupt remapping."""
+    """Without interrupt remapping, no MSI can have this ID as its destination."""
     words = ("-device", "intel-iommu,intremap=on,eim=on", "-device",
              "max-x86_64-cpu,socket-id=299,core-id=0,thread-id=0")
     with guest_with(lab, cpus="1,maxcpus=300,sockets=300", memory_mb=512, machine="q35,kernel-irqchip=split",
                     source_options=words, destination_options=words) as pair:
         pair.postcopy(bandwidth=4 * MIB)
         until(lambda: any(name == "kvm_async_pf_send" and text.split()[1] == "299"
-                          for name, text in pair.destination.trace()), "the second processor is told of a page")
+                          for name, text in pair.destination.trace()), "the second processor is notified of a page")
         finish(pair)
         all_delivered(pair)

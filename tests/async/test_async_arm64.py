@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Async page faults of arm64: what is asked for on the command line, and cannot be had; and what QEMU does for a
-guest without them. What a guest makes of them: test_async.py."""
+"""Async page faults of arm64: options that QEMU refuses on the command line, and QEMU's service for a guest without
+async page faults. Linux guests: test_async.py."""
 from tests.lab.arches import on_aarch64
 from tests.lab.async_guest import LOAD, all_delivered, finish, guest_with, until_announced
 from tests.lab.linux_guest import ASYNC_PF
@@ -40,7 +40,7 @@ def test_the_other_side_is_without(lab, words, reason):
 
 @on_aarch64("has", ["nothing", "sdei"])
 def test_guest_without(lab, has):
-    """It is not told of missing pages, but its vCPU serves interrupts while it waits."""
+    """The guest is not notified of missing pages, but its vCPU serves interrupts while it waits."""
     words = SDEI if has == "sdei" else ()
     with guest_with(lab, source_options=words, destination_options=words) as pair:
         pair.postcopy(bandwidth=8 * MIB)
@@ -61,7 +61,7 @@ def test_stock(lab, source, destination):
 
 @on_aarch64("way", ["precopy", "postcopy"])
 def test_told_after_it_has_moved(lab, way):
-    """A guest that was moved once has to wake all its tasks, and then is told of missing pages again."""
+    """A guest that was moved once must wake all its tasks; then it is notified of missing pages again."""
     with guest_with(lab, cpus=2) as pair:
         if way == "postcopy":
             pair.postcopy()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Async page faults of x86 by their rules: a guest that counts what it is told, of each kind of fault. What Linux
-makes of them: test_async.py."""
+"""Async page faults of x86 by their rules: a guest that counts its tokens, for each kind of fault. Linux guests:
+test_async.py."""
 import re
 import threading
 import time
@@ -29,8 +29,8 @@ def counts(pair):
 
 
 def ends(pair, least=100) -> tuple[guest.Event, Any, int]:
-    """What the guest has been told, what QEMU says of that, and how many pages were missed. The others came unasked:
-    QEMU sends some 300 in a second, however low the limit, as it counts what it has flushed."""
+    """The guest's counts, QEMU's counts, and how many pages were missed. The background brings the others: QEMU sends
+    some 300 a second, however low the limit, as it counts flushed bytes."""
     pair.destination.wait_event("end")
     told, qemu = pair.destination.report().the("async"), counts(pair)
     exits = pair.faults()["exits"]
@@ -44,7 +44,7 @@ def ends(pair, least=100) -> tuple[guest.Event, Any, int]:
 @both_interfaces
 @pytest.mark.parametrize("how", [0, pytest.param(SMM, marks=slow), pytest.param(ANEW, marks=slow)])
 def test_tasks(lab, how):
-    """In ring 3: each is told to wait once and to go on once, and another runs meanwhile."""
+    """In ring 3: each task is notified once to wait and once to resume, and another one runs meanwhile."""
     with pair_with(lab, how) as pair:
         pair.postcopy(bandwidth=64 << 10)
         told, qemu, exits = ends(pair)
@@ -52,19 +52,19 @@ def test_tasks(lab, how):
         assert told["come"] + told["forgotten"] == told["announced"]
         assert qemu["delivered"] + qemu["forgotten"] == qemu["announced"]
         assert told["counter"] > 0
-        # KVM's, where it enters the guest for the first time after they were enabled
+        # By KVM, when it enters the guest for the first time after they were enabled
         assert told["woken_all"] == (3 if how == ANEW else 2)
         assert told["forgotten"] == (4 if how == ANEW else 0)
-        # Of the last four, one may be in the slot when the guest disables them
+        # One of the last four tokens may be in the slot when the guest disables them
         assert told["forgotten"] - qemu["forgotten"] in ((0, 1) if how == ANEW else (0,))
         if how == SMM:
-            # The page behind the others
+            # The handler's page lies behind the others
             assert missed(pair, (16 + MEM) * MIB)
 
 
 @slow
 def test_enabled_on_a_device(lab):
-    """KVM refuses the address, and keeps it all the same: QEMU reads and writes nothing there, and no task is told."""
+    """KVM refuses the address, but keeps it in the MSR: QEMU accesses nothing there, and notifies no task."""
     with pair_with(lab, REFUSED, destination_options=("-trace", "hpet_ram_*")) as pair:
         pair.postcopy(bandwidth=64 << 10)
         told, qemu, _ = ends(pair)
@@ -78,18 +78,18 @@ def withdrawn(pair):
 
 
 def test_kicked_before_it_is_told(lab):
-    """KVM_RUN returns before the guest is entered: the exception does not stay, and comes with the next exit."""
+    """KVM_RUN returns before it enters the guest: the exception is withdrawn, and delivered with the next exit."""
     with pair_with(lab, destination=INJECT) as pair:
         pair.destination.inject.arm("async-announced")
         pair.postcopy(bandwidth=64 << 10)
         pair.destination.inject.wait_held("async-announced")
         pair.source.signal("STOP")
-        # Of this one, the page does not come
+        # The source withholds the page of this exit
         pair.destination.inject.hold_next("async-announced")
         before = withdrawn(pair)
         pair.destination.release_when_awaited("async-announced")
         pair.destination.cmd("stop")
-        # With ThreadSanitizer a kick is a signal, which KVM finds when it has begun to deliver the exception
+        # With ThreadSanitizer, a kick is a signal, which KVM notices when it has begun to deliver the exception
         assert withdrawn(pair) == before + (TESTED != "tsan")
         pair.destination.cmd("cont")
         pair.source.signal("CONT")
@@ -98,7 +98,7 @@ def test_kicked_before_it_is_told(lab):
 
 
 def test_page_comes_before_it_is_told(lab):
-    """The guest is not told, neither of this nor of that."""
+    """The guest is notified neither of the missing page nor of its placement."""
     with pair_with(lab, destination=INJECT) as pair:
         pair.destination.inject.arm("async-announced")
         pair.postcopy(bandwidth=64 << 10)
@@ -106,14 +106,14 @@ def test_page_comes_before_it_is_told(lab):
         until(lambda: not pair.faults()["awaited"], "the page has come")
         pair.destination.inject.release("async-announced")
         told, qemu, _ = ends(pair)
-        # As above
+        # As in the test above
         assert withdrawn(pair) or TESTED == "tsan"
         assert told["announced"] == qemu["announced"]
 
 
 @pytest.mark.parametrize("flag", [pytest.param(False, marks=slow), True])
 def test_named_model(lab, flag):
-    """The guest does not look at CPUID, but QEMU does."""
+    """The guest ignores CPUID, but QEMU does not."""
     words = ("-cpu", "qemu64", *("-global", "x86_64-cpu.kvm-asyncpf-int=on") * flag)
     with pair_with(lab, source_options=words, destination_options=words) as pair:
         pair.postcopy(bandwidth=64 << 10)
@@ -129,7 +129,7 @@ def sent(pair):
 
 @pytest.mark.parametrize("irqchip", ["on", pytest.param("split", marks=slow)])
 def test_main_thread_is_busy(lab, irqchip):
-    """It has the BQL all the time, and the guest is told of pages and of their end nevertheless."""
+    """The main thread holds the BQL all the time, and the guest is still notified of pages and of their placement."""
     with pair_with(lab, destination=INJECT, machine=f"pc,kernel-irqchip={irqchip}") as pair:
         pair.postcopy(bandwidth=64 << 10)
         until(lambda: counts(pair)["delivered"] > 4, "pages come")
@@ -150,7 +150,7 @@ def missed(pair, address):
 
 
 def test_kernel(lab):
-    """It waits, can be interrupted, and has the pages around requested, too."""
+    """The kernel waits, can be interrupted, and QEMU requests the pages around its page, too."""
     with pair_with(lab, KERNEL) as pair:
         pair.postcopy(bandwidth=64 << 10)
         told, qemu, exits = ends(pair, 4)
@@ -162,7 +162,7 @@ def test_kernel(lab):
 
 @slow
 def test_nested_guest(lab):
-    """Nobody can tell it, as KVM does not either; and the one that it is a guest of is not told in its place."""
+    """Like KVM, QEMU notifies neither a nested guest nor the guest that runs it."""
     with pair_with(lab, NESTED, payload="nested", cpus=2, mem=16) as pair:
         pair.midst(bandwidth=64 << 10)
         assert missed(pair, 32 * MIB - 4096)
@@ -171,9 +171,9 @@ def test_nested_guest(lab):
 
 
 def longest_answer(lab, way):
-    """In ms, to interrupts of a processor in the kernel that misses a page, while that is withheld for 2 s."""
+    """In ms, to interrupts of a processor in the kernel, which misses a page that is withheld for 2 s."""
     options = {"source": STOCK, "destination": STOCK, "exits": None} if way == STOCK else {}
-    # On one channel it misses each page by itself, and goes on missing them.
+    # On one channel, QEMU requests no pages around, so that the processor continues to miss pages.
     with pair_with(lab, KERNEL, cpus=2, capabilities=(), **options) as pair:
         def answers():
             return pair.destination.report().all("answers")
@@ -186,13 +186,13 @@ def longest_answer(lab, way):
         before = len(answers()) + 1
         time.sleep(2)
         if way != "exits":
-            # Beside three other labs, fewer than one in two seconds
+            # Beside three other labs, there can be fewer than one in two seconds
             until(lambda: len(answers()) > before, "an answer is reported")
         during = answers()[before:]
         pair.source.signal("CONT")
         pair.finish_fast()
         if way == "exits":
-            # One report, when the answer has come
+            # One report, after the page was placed
             assert not during
             during = answers()[before - 1:]
         longest = max(a["longest_us"] for a in during) / 1000
@@ -202,7 +202,7 @@ def longest_answer(lab, way):
 
 @slow
 def test_answers(lab):
-    """The host may have been busy with something else, in some of the rounds: the best, and stock QEMU beside it."""
+    """The host may have been busy in some rounds: compares the best one, with stock QEMU beside it."""
     found: dict[str, list[float]] = {"async": [], STOCK: []}
     for _ in range(6):
         for way, longest in found.items():
@@ -215,13 +215,13 @@ def test_answers(lab):
 
 
 def test_blackout_waits_for_no_filter(lab):
-    """KVM takes tens of milliseconds to install one."""
+    """KVM needs tens of milliseconds to install an MSR filter."""
     with pair_with(lab, traced=False, destination_options=["-trace", "kvm_vm_ioctl", "-trace", "loadvm_process_command",
                                                            "-D", f"{lab.tmp}/log"]) as pair:
         pair.postcopy()
         pair.finish_fast()
         log = lab.read_file(f"{lab.tmp}/log").decode()
         [listens] = [m.start() for m in re.finditer("com=POSTCOPY_LISTEN", log)]
-        # KVM_X86_SET_MSR_FILTER: one of upstream's, and those of two MSRs
+        # KVM_X86_SET_MSR_FILTER: one call of upstream, and one for each of two MSRs
         filters = [m.start() for m in re.finditer("kvm_vm_ioctl type 0x4[0-9a-f]{3}aec6", log)]
         assert len(filters) == 3 and max(filters) < listens

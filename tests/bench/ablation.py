@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What each mechanism of the branch gains at default settings: named rows, in each of which the branch runs as it is,
-and without one of its mechanisms after the other.
+"""The gain of each mechanism of the branch at default settings: named rows, each with the branch as it is, and without
+one of its mechanisms after the other.
 
 Each row is a run of postcopy.py on this machine, by a link of 1 Gbit/s between network name spaces, for which it has to
-be root, or of async.py in the lab; it leaves their report. The background has no limit. Of each mechanism, figures
-without it to those with it: what the vCPUs lost (of the Linux guest, the inverse of what it computed) and the 99th
-percentile of missed touches. What gains less than a tenth of either in all rows but one is to go. Writes
-build/reports/ablation.json, ablation.md.
+be root, or of async.py in the lab; it leaves their report. The background has no limit. For each mechanism, figures
+without it to those with it: the time that the vCPUs lost (of the Linux guest, the inverse of its computations) and the
+99th percentile of missed touches. A mechanism that gains less than a tenth of either in all rows but one is to be
+removed. Writes build/reports/ablation.json, ablation.md.
 """
 import json
 import statistics
@@ -45,7 +45,7 @@ def name_of(row):
 
 
 def figures_of(row, rounds):
-    """(what the vCPUs lost, p99) of each round by mechanism; "" is with all."""
+    """(the vCPUs' lost time, p99) of each round by mechanism; "" is with all mechanisms."""
     program, words, variant, mechanisms = ROWS[row]
     variants = [variant, *(variant + postcopy.WITHOUT + m for m in mechanisms)]
     name = name_of(row)
@@ -62,7 +62,7 @@ def figures_of(row, rounds):
 
 
 def ratios(of, mechanism):
-    """Without it to with it: stall, p99 if there is one."""
+    """Figures without the mechanism to those with it: stall, p99 if there is one."""
     both = zip(zip(*of[mechanism], strict=True), zip(*of[""], strict=True), strict=True)
     return [statistics.median(a) / statistics.median(b) for a, b in both if a[0] is not None]
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a Linux guest does during post-copy: async page faults from vCPU exits, exits alone, no exits
+"""The work of a Linux guest during post-copy: async page faults from vCPU exits, exits only, no exits
 (KVM's own async page faults), and stock QEMU, in turn.
 
-For each vCPU the guest has a thread that writes memory at random and one that computes, and as much
-memory and bandwidth, so that post-copy lasts as long with any number of them: longer than what is
-measured, from the moment on at which the guest goes on, by its own clock. The link has a delay. For some
-seconds after the switch, the guest's kernel misses its own pages.
+For each vCPU, the guest has a thread that writes memory at random and one that computes, and the same amounts of memory
+and bandwidth, so that post-copy lasts as long with any number of vCPUs: longer than the measurement, which begins when
+the guest resumes, by its own clock. The link has a delay. For some seconds after the switch, the guest's kernel misses
+its own pages.
 
-With --rate 0 the background is not limited, as by default, and what is measured is the time from the switch until
-all memory has come with stock QEMU (or else the first way) in the same round. With --host, the QEMUs run on this
-machine by TCG, on its unpatched kernel, and the guest cannot be told of a page. Writes build/reports/NAME.json,
-NAME.md, NAME.svg.
+With --rate 0 the background is not limited, as by default, and the measured time is from the switch until all memory is
+received with stock QEMU (or else the first way) in the same round. With --host, the QEMUs run on this machine by TCG,
+on its unpatched kernel, and the guest cannot be notified of a page. Writes build/reports/NAME.json, NAME.md,
+NAME.svg.
 """
 import contextlib
 import itertools
@@ -40,7 +40,7 @@ WAYS: dict[str, tuple[str, str | None, str | None]] = {
     "no exits": (FORK, "off", None),
     "stock": (STOCK, None, None),
 }
-# So many begin with guests of one boot
+# This many rounds begin with guests of the same boot
 SAVED_ROUNDS = 5
 KINDS = {"computed": "computer", "memory operations": "writer", "disk transfers": "disk"}
 
@@ -50,7 +50,7 @@ def total(line, thread):
 
 
 def at(points, x):
-    """y there: between two points (x, y), as if it had advanced evenly."""
+    """y at x: between two points (x, y), y advances evenly."""
     if points[0][0] == x:
         return points[0][1]
     for (a, y), (b, z) in itertools.pairwise(points):
@@ -60,7 +60,7 @@ def at(points, x):
 
 
 def missed(pair, qemu):
-    """Pages, without those that were requested ahead and were not missed."""
+    """Missed pages; those requested ahead only if they were missed, too."""
     if qemu in (STOCK, PEER):
         return pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
     faults = pair.faults()
@@ -68,7 +68,7 @@ def missed(pair, qemu):
 
 
 def watch(pair, before, qemu):
-    """(memory operations, pages that were missed), again and again until post-copy ends."""
+    """[(memory operations, missed pages)], one every 0.1 s until post-copy ends."""
     points = [(0.0, 0)]
     while pair.source.cmd("query-migrate")["status"] == "postcopy-active":
         if lines := pair.destination.report().lines:
@@ -83,7 +83,7 @@ def begun(pair, disk):
 
 
 def boot(pair, image):
-    """What the guest has said until it has begun. The source of other pairs can load it from the image."""
+    """The guest's report until it has begun. Sources of other pairs can load the guest from the image."""
     with pair:
         begun(pair, 0)
         made = pair.source.add_disk()
@@ -109,7 +109,7 @@ def migrate(lab, network, way, cpus, options, booted):
             destination_options=(*on, *disk), writers=cpus, **{"disk": options.disk} if disk else {},
             computers=0 if options.writers_only else cpus, interval=100)
 
-    # Half of a round would be boots. A disk is not in the image.
+    # Booting would take half of a round. A guest with a disk has no image.
     image = f"{lab.tmp}/begun-{qemu}-{cpus}.qcow2"
     if not disk and image not in booted:
         booted[image] = boot(pair_with(), image)
@@ -133,9 +133,9 @@ def migrate(lab, network, way, cpus, options, booted):
         pair.check_threads()
         took_ms = postcopy.switch_to_last_page_ms(pair.source)
         if not options.rate:
-            # What is measured is until stock's last page, which may come later
+            # The measured time ends with stock QEMU's last page, which may be later
             until(lambda: pair.destination.report().lines[-1]["ms"] > before["ms"] + 1.5 * took_ms,
-                  "the guest goes on", timeout=300)
+                  "the guest resumes", timeout=300)
         info = pair.destination.cmd("query-migrate")
         lines = [before] + [line for line in pair.destination.report().lines if line["ms"] > before["ms"]]
         took = pair.source.cmd("query-migrate")
@@ -158,8 +158,8 @@ def span_way(ways):
 
 
 def of_span(runs, seconds):
-    """To each way's run of a round, what the guest has done in so many seconds of its clock; or, if 0, from the switch
-    until stock QEMU's last page, in which its clock stands still for the downtime."""
+    """For each way's run of a round, the guest's work in so many seconds of its clock; or, if 0, from the switch until
+    stock QEMU's last page, without the downtime, in which its clock stands still."""
     first = runs[span_way(runs)]
     for r in runs.values():
         span = seconds or (first["switch_to_last_page_ms"] - r["downtime_ms"]) / 1000
@@ -170,7 +170,7 @@ def of_span(runs, seconds):
 
 
 def of_equal_work(results):
-    """To each run, the pages missed until the guest had done what the way of its round did that did least."""
+    """For each run, the pages missed until the guest had done as much work as the slowest way of its round."""
     for ways in results.values():
         for runs in zip(*ways.values(), strict=True):
             work = min(min(r["memory operations"], r["missed_over_memory_operations"][-1][0]) for r in runs)
@@ -180,7 +180,7 @@ def of_equal_work(results):
 
 
 def kinds(results):
-    """What guests have done at all."""
+    """The kinds of work that any guest has done."""
     return [kind for kind in KINDS if any(r[kind] for ways in results.values() for runs in ways.values() for r in runs)]
 
 
@@ -232,7 +232,7 @@ def write(about, network, results, options):
     link = f" (ping {network.round_trip_us:.0f} us)" if network else ""
     pictures.over_time(name, f"{title}, cumulative", {
         f"{cpus} vCPU(s): {kind}": {way: [r["over_time"][kind] for r in rounds] for way, rounds in ways.items()}
-        for cpus, ways in results.items() for kind in KINDS}, "seconds since the guest goes on, by its clock")
+        for cpus, ways in results.items() for kind in KINDS}, "seconds since the guest resumes, by its clock")
     background = f"{options.rate} MiB/s of background" if options.rate else "a background without a limit"
     span = f"the first {options.seconds} s" if options.rate else f"until {span_way(options.ways)} has all memory"
     text = (f"For each vCPU {options.memory} MiB written at random and {background}; a link of {options.delay} us in "
@@ -249,7 +249,7 @@ def write(about, network, results, options):
 
 
 def one_round(lab, network, n, options, booted):
-    """In turn, and each round begins with another way."""
+    """All ways in turn; each round begins with another way."""
     if n % SAVED_ROUNDS == 0:
         booted.clear()
     order = options.ways[n % len(options.ways):] + options.ways[:n % len(options.ways)]
@@ -291,7 +291,7 @@ def run(options):
                         for way in results[cpus]:
                             results[cpus][way].append(runs[way])
     finally:
-        # Of a run that is broken off, too
+        # Also if the run is interrupted
         if results[options.cpus[0]][options.ways[0]]:
             write(about, network, results, options)
 

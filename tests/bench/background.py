@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a page that nobody has requested costs both QEMUs, of a guest that does not run.
+"""The cost of a page of the background, which nothing requests, for both QEMUs, with a guest that does not run.
 
 On this machine, with TCG. A stopped guest is migrated by each variant in turn, nearly all of it in post-copy, with no
-limit of the background. Pages/s and processor time are those from the switch until the source knows that all pages
-have come, system calls and mutexes those of the migration; afterwards the guest checks its memory.
+limit of the background. Pages/s and processor time are those from the switch until the destination has reported to
+the source that all pages are received, system calls and mutexes those of the migration. Then the guest checks memory.
 """
 import re
 import shutil
@@ -27,7 +27,7 @@ KINDS = ("pages", "zeros", "hugetlb")
 
 
 class Counts:
-    """System calls of both QEMUs, which perf counts, and mutexes that they take."""
+    """System calls of both QEMUs, counted by perf, and mutexes that they take."""
 
     def __init__(self, pair, locks):
         self.place, self.locks = pair.lab, locks
@@ -51,12 +51,12 @@ class Counts:
 
 
 def migrate(place, variant, case, memory_mib):
-    """One migration; its figures, a page."""
+    """One migration; its figures, per page."""
     qemu, exits, fetch = postcopy.VARIANTS[variant]
     encrypted = case.transport == "tls"
     locks = [f"{place.tmp}/{side}.locks" for side in ("source", "destination")]
     counting = [("env", f"LD_PRELOAD={ROOT / 'build/tests/count-locks.so'}", f"COUNT_LOCKS={file}") for file in locks]
-    # The guest's own "zero" are pages that stay zeros until it has moved
+    # The guest's parameter "zero": pages that stay zeros until it has moved
     with Pair(place, exits=exits, source=qemu, destination=qemu, memory_mb=memory_mib, cpus=1,
               pattern="disjoint", zero=100 if case.memory == "zeros" else 0, seed=1, capabilities=("events",),
               backend="hugetlb" if case.memory == "hugetlb" else "anonymous", traced=False, fetch=fetch,
@@ -72,7 +72,7 @@ def migrate(place, variant, case, memory_mib):
         pair.start(uri)
         before = [side.cpu_seconds_of_all() for side in pair.sides]
         src.cmd("migrate-start-postcopy")
-        # Not by asking: QMP takes three system calls for each byte
+        # By events, not by polling: QMP takes three system calls for each byte
         ms = postcopy.switch_to_last_page_ms(src, "postcopy-active")
         cpu_us = [(side.cpu_seconds_of_all() - then) * 1e6 for side, then in zip(pair.sides, before, strict=True)]
         calls_count, locks_count = counts.end()

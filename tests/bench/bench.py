@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the benches have in common: what is told of a run, and the report."""
+"""Common code of the benches: messages about a run, and the report."""
 import contextlib
 import io
 import json
@@ -19,14 +19,14 @@ from tests.lab import cli
 from tests.lab.cli import say
 from tests.lab.paths import REPORTS, ROOT
 
-# Of one run, by name; the names say the unit.
+# The figures of one run, by name; names contain the unit.
 Figures = dict[str, Any]
-# A host on which other processes have no more than this, on average, is idle.
+# A host is idle if other processes use at most so many processors, on average.
 IDLE_PROCESSORS = 0.1
 
 
 def busy_s():
-    """(processor time of all processes so far, of ours that have ended and this one)"""
+    """(processor time of all processes so far, of this one and ours that have ended)"""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     ours = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK"), ours
@@ -36,7 +36,7 @@ at_start = busy_s()
 
 
 def about():
-    """What is run, and on what."""
+    """The command, the commit, and the machine."""
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12"],
                          capture_output=True, text=True)
@@ -47,7 +47,7 @@ def about():
         "started_utc": datetime.now(UTC).isoformat(" ", "minutes").removesuffix("+00:00"),
         "host_processors_count": os.cpu_count(),
         "host_cpu_model": model and model[1],
-        # Without what a builder adds to the version
+        # Without the suffix of a builder
         "host_kernel_release": platform.release().split("-")[0],
     }
 
@@ -65,19 +65,19 @@ def add_exits(parser):
 
 
 def wrapper(inject, without=""):
-    """Words before a QEMU's command; of the build for tests, that it looks for no file at the points at which tests
-    hold its threads, and which mechanism it is to do without."""
+    """Words before a QEMU's command. In the build for tests, QEMU then looks for no file at the points that tests can
+    hold, and omits the mechanism `without`."""
     return ("env", "-u", "QEMU_INJECT", *(f"QEMU_WITHOUT={without}",) * bool(without)) if inject else ()
 
 
 def icount_title(options):
-    """The end of a title."""
+    """The end of a title, with --icount."""
     return ", time by instructions" if options.icount else ""
 
 
 def in_turn(ways, rounds, measure, told):
-    """{way: figures of each round}: measure(way) once a round, every other round backwards. told(way, figures): what is
-    said of each."""
+    """{way: figures of each round}: calls measure(way) once a round, every other round backwards, and prints
+    told(way, figures) each time."""
     runs: dict[str, list[Figures]] = {way: [] for way in ways}
     for n in range(rounds):
         for way in list(ways)[::-1 if n % 2 else 1]:
@@ -88,10 +88,10 @@ def in_turn(ways, rounds, measure, told):
 
 
 def write(name, figures, title, text, pictures=()):
-    """To build/reports: NAME.json, and NAME.md, the section of the report.
+    """Write NAME.json, and NAME.md, the section of the report, to build/reports.
 
-    figures: with about() as "about"; call it when all processes of the bench have ended. text: of the
-    section. pictures: (name, caption).
+    figures: with about() as "about"; call it when all processes of the bench have ended. text: the
+    section's text. pictures: (name, caption).
     """
     took_s = time.monotonic() - cli.started
     total, ours = (now - then for now, then in zip(busy_s(), at_start, strict=True))
@@ -111,7 +111,7 @@ def write(name, figures, title, text, pictures=()):
 
 
 def printed(show, *of):
-    """Call show(), and return what it printed, which is shown as well."""
+    """Call show(), whose output is printed, and also returned."""
     with contextlib.redirect_stdout(io.StringIO()) as text:
         show(*of)
     print(text.getvalue(), end="")

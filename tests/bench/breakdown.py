@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Where the time of one demand fault goes: stock QEMU, the fork with exits off, and with exits on.
+"""The time of one demand fault, by stage: stock QEMU, the fork with exits off, and with exits on.
 
-Both QEMUs of a migration in the lab write trace events with time stamps of the one clock that they share.
-For each page of main memory that is asked for, the events of its way are put together: fault known to QEMU,
-request handled by the source, page taken, header seen by the destination, page placed, vCPU thread woken.
-What the guest measures beyond that is spent in KVM, userfaultfd and until a thread runs.
+Both QEMUs of a migration in the lab write trace events with time stamps of their common clock. For each requested page
+of main memory, the bench combines the events of its stages: fault known to QEMU, request handled by the source, page
+taken, header seen by the destination, page placed, vCPU thread woken. The rest of the guest's measured time is spent in
+KVM, userfaultfd and until a thread runs.
 
-Each event costs time too; the same migration without any trace tells how much. Prints a table, and writes
+Events cost time too; the same migration without traces shows how much. Prints a table, and writes
 build/reports/breakdown.json and .md.
 """
 import re
@@ -28,14 +28,14 @@ DESTINATION = {
 }
 BLOCK = "pc.ram"
 PAGE_BITS = 12
-ASK = 1         # state of a fault for which the page is asked for
-HAS_DATA = 0x08         # flag of a page that is not zero
+ASK = 1         # state of a fault that requests its page
+HAS_DATA = 0x08         # flag of a page with data
 PREEMPT_CHANNEL = 1
 SAME_FAULT_US = 2_000_000       # later events belong to another fault
 
 Event = namedtuple("Event", "us thread name text")
 
-# Stage: (from, to) of a fault's stamps.
+# Stage: (from, to), by names of a fault's stamps.
 STAGES = {
     "KVM's exit translated, request queued": ("exit", "known"),
     "request sent, source's thread woken": ("known", "handled"),
@@ -56,7 +56,7 @@ def trace_options(names, log):
 
 
 class Times:
-    """Of one kind of event, by page or processor."""
+    """Times of one kind of event, by page or processor."""
 
     def __init__(self, all_events, name, pattern, key=lambda match: int(match[1], 0)):
         self.of = defaultdict(list)
@@ -65,7 +65,7 @@ class Times:
                 self.of[key(match)].append(e.us)
 
     def next(self, key, us):
-        """The first one from us on, or None."""
+        """The first time from us on, or None."""
         return next((t for t in self.of.get(key, ()) if us <= t < us + SAME_FAULT_US), None)
 
     def last(self, key, us):
@@ -73,7 +73,7 @@ class Times:
 
 
 def faults(variant, source, destination):
-    """The stamps of each fault whose whole way is known, in us, by name."""
+    """The stamps, in us, by name, of each fault with all stages."""
     handled = Times(source, "migrate_handle_rp_req_pages", rf"in (?:{BLOCK}|\(null\)) at (0x\w+) ")
     taken = Times(source, "postcopy_preempt_send_host_page", rf"ramblock {BLOCK} offset (0x\w+)")
     header = Times(destination, "ram_load_postcopy_loop", rf"chan={PREEMPT_CHANNEL} addr=(0x\w+) flags=(0x\w+)",
@@ -138,7 +138,7 @@ def median_of(found, begin, end):
 
 
 def figures(runs):
-    """Of one variant's runs with and without trace."""
+    """Figures of one variant's runs, with and without trace."""
     found = [f for faults_of, _ in runs[True] for f in faults_of]
     result = {"faults_count": len(found),
               "stages_p50_us": {stage: median_of(found, *of) for stage, of in STAGES.items()},
@@ -146,7 +146,7 @@ def figures(runs):
               "touch_p50_us": statistics.median(guest["latency_p50_us"] for _, guest in runs[False]),
               "present_touch_p50_us": statistics.median(guest["present_touch_p50_us"] for _, guest in runs[False])}
     whole = statistics.median(max(f.values()) - min(f.values()) for f in found)
-    # Events of one fault follow each other, so that the touch takes longer by the cost of all of them.
+    # Events of one fault follow each other, so that a touch takes longer by the cost of all of them.
     event_us = max(0.0, result["traced_touch_p50_us"] - result["touch_p50_us"]) / len(found[0])
     return result | {"in_qemu_p50_us": whole, "outside_of_qemu_p50_us": result["traced_touch_p50_us"] - whole,
                      "trace_event_us": event_us}

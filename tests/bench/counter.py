@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What it costs an arm64 guest to read its counters, CNTVCT and CNTPCT: as they are, and with an offset.
+"""The cost of reading the counters, CNTVCT and CNTPCT, for an arm64 guest: as they are, and with an offset.
 
-A guest's virtual counter always has an offset, which is hardware's. An offset of the physical counter, as of a VM
+A guest's virtual counter always has an offset, which the hardware adds. An offset of the physical counter, as of a VM
 with kvm-counter-offset=on, is KVM's on processors without FEAT_ECV's CNTPOFF: each reading traps. Stock QEMU gives
-each VM one when it starts, by writing back the value that it has read.
+each VM such an offset when it starts, by writing back the value that it has read.
 
-In the lab, where the processors are emulated, only the ratio tells something. With --qemu, the guest is run by this
-machine's KVM. Prints a table, and writes build/reports/counter.json and .md.
+In the lab, with its emulated processors, only the ratio is meaningful. With --qemu, this machine's KVM runs the guest.
+Prints a table, and writes build/reports/counter.json and .md.
 """
 import math
 import shlex

@@ -39,7 +39,7 @@ static const char help[] =
 "At the end all pages are compared with what they must be; the exit status is 1 if one is wrong or\n"
 "something fails, and 2 if this kernel does not have what -w or -t ask for.\n";
 
-/* One line that tells why, and the end; %m is errno's text. */
+/* Print one line with the reason, and exit; %m is errno's text. */
 #define fail(...) fail_with(1, __VA_ARGS__)
 #define fail_with(status, ...) do {             \
     fprintf(stderr, "demand-paging: error: ");  \
@@ -48,9 +48,9 @@ static const char help[] =
     exit(status);                               \
 } while (0)
 
-/* What the headers of the build machine may lack; see docs/kernel.md. */
+/* Definitions that the build machine's headers may lack; see docs/devel/kernel.md. */
 #define ABI_EXIT_MEMORY_FAULT 39
-/* KVM_MEM_EXIT_ON_MISSING; with a bitmap, KVM_MEM_USERFAULT */
+/* KVM_MEM_EXIT_ON_MISSING; for a bitmap, KVM_MEM_USERFAULT */
 #define ABI_MEM_MISSING (1u << 3)
 
 struct abi_region2 {
@@ -75,7 +75,7 @@ struct abi_pre_fault {
 #endif
 
 enum { PAGE = 4096, WORD = 8 * sizeof(unsigned long), TOUCHED = 0x5a, STATUS_NO_EXITS = 2 };
-/* The guest's program, page tables and samples; and the memory under test, above what is kept for devices. */
+/* The guest's program, page tables and samples; and the memory under test, above addresses of devices. */
 #define LOW_GPA 0x100000ul
 #define TABLES 0x1000ul         /* offsets in low memory */
 #define SAMPLES 0x3000ul
@@ -83,7 +83,7 @@ enum { PAGE = 4096, WORD = 8 * sizeof(unsigned long), TOUCHED = 0x5a, STATUS_NO_
 
 static struct {
     unsigned vcpus;
-    size_t bytes;               /* of memory of each vCPU */
+    size_t bytes;               /* memory of each vCPU */
     bool minor, exits, bitmap, prefault;
 } o = { .vcpus = 1, .bytes = 64ul << 20 };
 
@@ -91,7 +91,7 @@ static struct {
 static uint8_t *guest;
 static size_t size;
 static int uffd;
-static unsigned long *bitmap;   /* of pages that are missing, for KVM; or NULL */
+static unsigned long *bitmap;   /* the missing pages, for KVM; or NULL */
 
 static int kvm, vm, run_size;
 static uint8_t *low;
@@ -106,13 +106,13 @@ struct stats {
 struct vcpu {
     int number, fd;
     pthread_t thread;
-    /* The thread's own until it has ended */
+    /* Only the thread uses these fields until it has ended */
     struct stats stats;
     double end_s;
 };
 
 static struct reader {
-    int stop;                   /* an eventfd that is readable when all is over */
+    int stop;                   /* an eventfd that becomes readable at the end */
     pthread_t thread;
     struct stats stats;
 } reader;
@@ -125,7 +125,7 @@ static double now_s(void)
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-/* Of the calling thread, from sign -1 to sign 1. */
+/* Add the calling thread's usage, or subtract it with a sign of -1. */
 static void add_usage(struct stats *stats, int sign)
 {
     struct rusage u;
@@ -147,7 +147,7 @@ static void *map(size_t bytes, int flags, int fd)
     return p;
 }
 
-/* A page of the source: zeros, which vCPUs write to, and at its end its own number. */
+/* The contents of a page: zeros, which vCPUs write to, and at its end its own number. */
 static void fill(uint8_t *page, size_t offset)
 {
     uint64_t number = offset / PAGE + 0x1234567800000000;
@@ -191,8 +191,8 @@ static void make_memory(void)
 }
 
 /*
- * Make the page at this offset, and wake the threads that wait for it if wake. False: it was there already, and nobody
- * was woken.
+ * Place the page at this offset and, if wake, wake its waiters. Returns false, and wakes no thread, if the page was
+ * there already.
  */
 static bool resolve(size_t offset, bool wake, struct stats *stats)
 {
@@ -218,7 +218,7 @@ static bool resolve(size_t offset, bool wake, struct stats *stats)
         fail("%s: %m", o.minor ? "UFFDIO_CONTINUE" : "UFFDIO_COPY");
     }
     if (bitmap) {
-        /* The page is there: KVM looks at the bits first. */
+        /* Clear the bit after placing the page: KVM reads the bits first. */
         __atomic_and_fetch(&bitmap[offset / PAGE / WORD], ~(1ul << offset / PAGE % WORD), __ATOMIC_RELEASE);
     }
     stats->eexist += !!ret;
@@ -255,7 +255,7 @@ static void *run_reader(void *opaque)
         if (fds[0].revents) {
             break;
         }
-        /* One message at a time; its fault may be over. */
+        /* Read one message; another thread may have resolved its fault. */
         if (read(uffd, &msg, sizeof(msg)) != sizeof(msg)) {
             if (errno != EAGAIN) {
                 fail("read of userfaultfd: %m");
@@ -306,7 +306,7 @@ static void set_slot(unsigned slot, uint32_t flags, uint64_t gpa, void *memory, 
         slot, flags, gpa, bytes, (uintptr_t)memory, .userfault_bitmap = flags ? (uintptr_t)bitmap : 0,
     };
 
-    /* The smaller structure of the older ioctl begins alike. */
+    /* The older ioctl takes the beginning of this structure. */
     if (!ioctl(vm, region.userfault_bitmap ? ABI_SET_REGION2 : KVM_SET_USER_MEMORY_REGION, &region)) {
         return;
     }
@@ -337,7 +337,7 @@ static void make_vm(void)
     }
     low = map(low_size, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1);
     memcpy(low, guest_program, guest_program_end - guest_program);
-    /* Identity of the first 512 GiB, in pages of 1 GiB. */
+    /* Map the first 512 GiB to themselves, in pages of 1 GiB. */
     tables = (uint64_t *)(low + TABLES);
     tables[0] = (LOW_GPA + TABLES + 0x1000) | PRESENT | WRITABLE | ACCESSED;
     for (uint64_t i = 0; i < 512; i++) {
@@ -356,7 +356,7 @@ static void make_vcpu(struct vcpu *v)
     struct kvm_cpuid2 *cpuid = calloc(1, sizeof(*cpuid) + ENTRIES * sizeof(cpuid->entries[0]));
     struct kvm_regs regs = {
         .rip = LOW_GPA, .rflags = 2,
-        /* Byte n of each page of its own is vCPU n's. */
+        /* vCPU n touches byte n of each of its own pages. */
         .rdi = TEST_GPA + v->number * o.bytes + v->number, .rsi = PAGE, .rcx = o.bytes / PAGE,
         .r8 = LOW_GPA + ((uint8_t *)samples_of(v->number) - low),
     };
@@ -394,7 +394,7 @@ static void make_vcpu(struct vcpu *v)
 
 static void serve_exit(struct vcpu *v, const struct kvm_run *run)
 {
-    /* Where the exits' union begins. */
+    /* The exits' union begins here. */
     const struct abi_memory_fault *fault = (const void *)&run->mmio;
     size_t offset = (fault->gpa - TEST_GPA) & -PAGE;
 
@@ -402,7 +402,7 @@ static void serve_exit(struct vcpu *v, const struct kvm_run *run)
         fail("exit for memory that is not under test: %#llx", (unsigned long long)fault->gpa);
     }
     v->stats.exits++;
-    /* The reader, which gets messages of those that wait in userfaultfd for it, finds it there. */
+    /* Wakes nothing: the reader gets a message for each thread that waits in userfaultfd, and finds the page there. */
     if (!resolve(offset, false, &v->stats) && madvise(guest + offset, PAGE, MADV_POPULATE_WRITE) && errno != EAGAIN) {
         fail("MADV_POPULATE_WRITE: %m");
     }
@@ -471,7 +471,7 @@ static void print_figures(const struct stats *vcpus, double elapsed_s, double *l
            " \"voluntary_switches_per_fault_count\": %.3f, \"vcpu_threads_cpu_s\": %.3f, \"reader_threads_cpu_s\": %.3f,\n"
            " \"bad_pages_count\": %lu, \"latency_permille_us\": [", vcpus->exits, reader.stats.uffd_events,
            vcpus->eexist + reader.stats.eexist, faults ? switches / faults : 0, vcpus->cpu_s, reader.stats.cpu_s, bad);
-    /* Enough of them for a curve, in equal steps of their share. */
+    /* Points of a curve, in equal steps of their share. */
     for (unsigned i = 0; i <= 1000; i += 5) {
         printf("%s%.1f", i ? ", " : "", quantile(latency_us, pages, i / 1000.0));
     }

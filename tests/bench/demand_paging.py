@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Page faults of a raw KVM guest in the lab: one userfaultfd with one reader, against exits.
 
-Runs build/tests/demand-paging for some numbers of vCPUs and two kinds of memory, each round once in each
-way, in an order that turns. Prints tables, and writes build/reports/demand-paging.json, .md and pictures.
+Runs build/tests/demand-paging for several numbers of vCPUs and two kinds of memory, each round once in each
+way, in a rotating order. Prints tables, and writes build/reports/demand-paging.json, .md and pictures.
 Ratios are of the medians, with those of the rounds in brackets.
 """
 import json
@@ -17,7 +17,7 @@ from tests.lab.lab import Lab
 PROGRAM = "build/tests/demand-paging"
 BASE = "one reader"
 VARIANTS = {BASE: "", "exits": "-w", "exits, mapped at once": "-w -p", "exits by a bitmap": "-w -t"}
-# The first is what the kernel series was measured with.
+# The kernel series was measured with the first kind.
 KINDS = {"minor faults of shmem": "-m", "missing anonymous memory": ""}
 TIMEOUT_S = 300
 
@@ -29,7 +29,7 @@ def measure(lab, kind, vcpus, variant, options):
 
 
 def ratio(runs, variant, key="pages_per_s"):
-    """(of the medians, least of the rounds, most)"""
+    """(ratio of the medians, least of the rounds, most)"""
     base = [run[key] for run in runs[BASE]]
     other = [run[key] for run in runs[variant]]
     rounds = [o / b for o, b in zip(other, base, strict=True)]

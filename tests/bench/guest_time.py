@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What migrations do to a guest's clocks in the lab: stock QEMU, and the fork with both policies.
+"""The effect of migrations on a guest's clocks in the lab: stock QEMU, and the fork with both policies.
 
-First one migration each, with a blackout that is held for some seconds: what it adds to the TSC and
-to the kvmclock beside the time that passes, which is 0 if the clock goes on and minus the blackout if it
-stands still; by how much the kvmclock moves against the TSC; and whether one goes backwards. Then many
-migrations in a row, and how long a guest of one vCPU and one of 64 wait for their clocks. Prints a table,
-and writes build/reports/guest-time.json.
+First one migration each, with a blackout that is held for some seconds: the time that it adds to the TSC and to the
+kvmclock beside the time that passes, which is 0 for a clock that continues and minus the blackout for one that stands
+still; the movement of the kvmclock against the TSC; and whether a clock goes backwards. Then many migrations in a row,
+and how long a guest of one vCPU and one of 64 wait for their clocks. Prints a table, and writes
+build/reports/guest-time.json.
 """
 import statistics
 import time
@@ -32,7 +32,7 @@ CPUS = 4
 # Name: QEMU, policy
 VARIANTS = {"stock": (STOCK, None), "fork stopped": (FORK, "stopped"), "fork continuous": (FORK, "continuous")}
 TSC_STABLE = 1
-# vCPUs of guests that wait for their clocks, and firmware that finds nothing to do
+# vCPUs of guests that wait for their clocks, and firmware that has nothing to boot
 WAITING = (1, 64)
 IDLE = "/usr/share/seabios/bios-256k.bin"
 
@@ -66,7 +66,7 @@ def held(lab, variant, gap_s, postcopy):
 
 
 def in_a_row(lab, variant, number):
-    """Migrate one guest so often, from one new QEMU to the next."""
+    """Migrate one guest this number of times, each time to a new QEMU."""
     qemu, policy = VARIANTS[variant]
     words = ("-global", f"migration.guest-time={policy}") if policy else ()
     options = {"machine": "pc", "memory_mb": 32, "cpus": CPUS, "payload": CLOCK}
@@ -111,7 +111,7 @@ def took_us(side, event):
 
 
 def waits(lab, cpus):
-    """How long it takes to read and to set all clocks of a guest that does nothing, in the blackout."""
+    """The time to read and to set all clocks of an idle guest, in the blackout."""
     with Pair(lab, cpus=cpus, memory_mb=64, payload=IDLE, capabilities=("return-path",),
               destination_options=("-global", "migration.guest-time=continuous")) as pair:
         set_host_clock(lab)

@@ -34,7 +34,7 @@ def _save(figure, name, title):
 
 
 def _share(axis, values, **options):
-    """Which share of the values is at most so large."""
+    """For each value, the share of values that are at most as large."""
     values = sorted(values)
     axis.plot([quantile(values, i) for i in range(101)], [i / 100 for i in range(101)], **options)
 
@@ -90,11 +90,11 @@ def over_time(name, title, panels, x):
 
 
 def demo(name, results, passes):
-    """How far the guest got, and how long its touches of memory took. results: the runs' figures; passes: their
+    """The guest's progress, and the latency of its touches of memory. results: the runs' figures; passes: their
     latencies in microseconds."""
     figure, (progress, latency) = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
     for colour, result, (pass1, pass2) in zip(itertools.cycle(COLOURS), results, passes):
-        # vCPUs touch page after page, each beginning when the guest goes on.
+        # Each vCPU touches page after page, from the moment on at which the guest resumes.
         ends = list(heapq.merge(*map(itertools.accumulate, pass1)))
         some = range(0, len(ends), len(ends) // 400 or 1)
         progress.plot([ends[i] / 1e6 for i in some], [(i + 1) / 256 for i in some],

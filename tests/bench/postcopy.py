@@ -2,17 +2,16 @@
 """Compare post-copy migrations: stock QEMU, the fork with exits off, and with exits on.
 
 In the lab, or with --host on this machine: its kernel, and its KVM if there is one. Each round migrates the
-same guest once by each variant, in an order that rotates, for each kind of memory, load and number of
-vCPUs that is asked for. Prints a table for each of these, and writes build/reports/NAME.json, NAME.md and
+same guest once by each variant, in an order that rotates, for each requested kind of memory, load and number
+of vCPUs. Prints a table for each of these, and writes build/reports/NAME.json, NAME.md and
 pictures.
 
-Latencies are the guest's, by its TSC: of the first touch of each page on the destination, those
-that waited, which are those longer than twice the median of the second pass and 100 us (on this machine
-20 us); of those that missed their page, which are as many of the longest of these as there were faults;
-and of the others, whose page had come. Pages/s are all touches by the time from the first to the last. Context
-switches and processor time are those from the start of post-copy to the end of the guest's check of its
-memory; a fault is an exit or a message from userfaultfd, and with stock QEMU, which does not count
-these, a page that was asked for. Nothing is traced meanwhile.
+Latencies are the guest's, by its TSC: of first touches of pages on the destination that waited, which are those longer
+than twice the median of the second pass and 100 us (on this machine 20 us); of those that missed their page, the
+longest ones, as many as there were faults; and of the others, whose page had been received. Pages/s are all touches by
+the time from the first to the last. Context switches and processor time are those from the start of post-copy to the
+end of the guest's check of its memory; a fault is an exit or a message from userfaultfd, and with stock QEMU, which
+does not count these, a requested page. Nothing is traced meanwhile.
 """
 import contextlib
 import re
@@ -35,8 +34,8 @@ from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, INJECT, MIB, NO_FIRST, NO
 VARIANTS: dict[str, tuple[str, str | None, int | str]] = {
     "stock": (STOCK, None, 0), "exits off": (FORK, "off", "auto"), "exits on": (FORK, "on", "auto")}
 BITMAP = "exits by a bitmap"
-# What a variant of --variants may do without, behind its name and WITHOUT: words of the source, or else the build for
-# tests is told so. Behind each, what it is.
+# A variant of --variants may be without a mechanism, which follows its name and WITHOUT. (words of the source, or else
+# QEMU_WITHOUT of the build for tests; what the mechanism does)
 WITHOUT = ", no "
 MECHANISMS: dict[str, tuple[tuple[str, ...], str]] = {
     "window": (NO_WINDOW, "the background is held back"),
@@ -49,12 +48,12 @@ MECHANISMS: dict[str, tuple[tuple[str, ...], str]] = {
 BACKENDS = ("anonymous", "memfd", "hugetlb")
 # Parameters of the guest.
 LOADS: dict[str, dict[str, Any]] = {
-    "disjoint": {"pattern": "disjoint"},        # each vCPU its part of memory, in random order
-    "sequential": {"pattern": "sequential"},    # the same in the order of addresses
-    "strided": {"pattern": "strided"},          # every fourth page in that order
-    "hot": {"pattern": "hot"},                  # what was written most often, an eighth
-    "shared": {"pattern": "shared"},            # all vCPUs the same pages, at the same time
-    "samehuge": {"pattern": "samehuge"},        # different pages of the same huge page
+    "disjoint": {"pattern": "disjoint"},        # each vCPU touches its part of memory, in random order
+    "sequential": {"pattern": "sequential"},    # as disjoint, in order of addresses
+    "strided": {"pattern": "strided"},          # as sequential, each fourth page first
+    "hot": {"pattern": "hot"},                  # the most written pages, an eighth
+    "shared": {"pattern": "shared"},            # all vCPUs touch the same pages at the same time
+    "samehuge": {"pattern": "samehuge"},        # vCPUs touch different pages of one huge page
     "zeros": {"pattern": "zerowrite", "zero": 90},  # disjoint; most pages are zero, and read before written
 }
 Case = namedtuple("Case", "backend load vcpus background_mib_per_s")
@@ -75,7 +74,7 @@ class Meter:
                                        *(f"/proc/{pid}/stat" for pid in self.pids)])
 
     def read(self, when=":"):
-        """Wait for the command `when`; by thread, switches so far; by process, seconds so far."""
+        """Waits for the command `when`; returns switches so far by thread, and seconds so far by process."""
         text = self.pair.lab.run(f"{when}; {self.look}", timeout=TIMEOUT_S).output
         switches = {tid: (int(v), int(i)) for tid, v, i in re.findall(
             r"^Pid:\s(\d+)$.*?^voluntary_ctxt_switches:\s(\d+)\nnonvoluntary_ctxt_switches:\s(\d+)",
@@ -89,13 +88,13 @@ class Meter:
         self.first = self.read()
 
     def end(self):
-        """When the guest has ended."""
+        """Waits until the guest has ended."""
         dst = self.pair.destination
         self.second = self.read(f"while kill -0 {self.pids[1]} && ! grep -qs '\"end\"' "
                                 f"{dst.console}; do sleep 0.5; done")
 
     def figures(self):
-        """Ends the destination: threads that have ended are in the sum of the process only."""
+        """Kills the destination: only the sum of the process includes threads that have ended."""
         last, _ = self.read()
         self.pair.destination.signal("KILL")
         output = self.pair.destination.job.wait().output
@@ -117,7 +116,7 @@ def quantiles(values, name="latency"):
 
 
 def demand_faults(pair):
-    """Exits and messages from userfaultfd; of stock QEMU, which does not count them, pages requested."""
+    """Exits and messages from userfaultfd; for stock QEMU, which does not count them, requested pages."""
     faults = pair.destination.cmd("query-migrate").get("postcopy-faults")
     if faults:
         return faults["exits"] + faults["uffd"]
@@ -133,19 +132,19 @@ def waits(side, report, tsc_khz):
 
 
 def latencies(pair, report, tsc_khz):
-    """After the guest's end: of its touches that waited, of those that missed their page, and of the
+    """After the guest's end: latencies of touches that waited, of those that missed their page, and of the
     others."""
     touches, waited, threshold_us, present = waits(pair.destination, report, tsc_khz)
-    # Who waits for the network waits longest. Pages that are requested ahead are faults of nobody who waits.
+    # Touches that wait for the network wait longest. Pages requested ahead are no faults.
     faults = min(demand_faults(pair), len(waited))
     missed, found = touches[len(touches) - faults:], touches[:len(touches) - faults]
     from_switch_us = report.from_switch_us(tsc_khz)
     return {"touch_count": len(touches), "waited_count": len(waited),
-            # Of all vCPUs: what they lost from the switch on, before the first touch, too.
+            # Time that all vCPUs lost from the switch on, also before the first touch.
             "stall_ms": (sum(from_switch_us) - sum(map(sum, present))) / 1000,
             "switch_to_last_touch_ms": max(from_switch_us) / 1000,
             "pages_per_s": len(touches) / max(from_switch_us) * 1e6,
-            # For a curve: in equal steps of their share.
+            # Points of a curve, in equal steps of their share.
             "latency_permille_us": [round(waited[min(len(waited) - 1, len(waited) * i // 200)], 1)
                                     for i in range(201)] if waited else [],
             "waited_threshold_us": threshold_us,
@@ -154,8 +153,8 @@ def latencies(pair, report, tsc_khz):
 
 
 def switch_to_last_page_ms(source, switch="STOP"):
-    """Of a migration with the capability events: from the switch, an event, or a status where the guest had been
-    stopped before, until the source knows that all pages came. Waits for that."""
+    """Waits until the source is notified that all pages were received. Returns the time from the switch until then:
+    from an event, or from a status if the guest was stopped before. The migration must have the capability events."""
     at_ms = {}
     while "completed" not in at_ms:
         event = source.qmp.pull_event(wait=float(TIMEOUT_S))
@@ -167,13 +166,13 @@ def switch_to_last_page_ms(source, switch="STOP"):
 
 
 def tells(variants):
-    """Whether the build for tests has to be told what one of them does without: then it is the fork of all."""
+    """Whether a variant needs QEMU_WITHOUT: then all variants of the fork use the build for tests."""
     return any(not MECHANISMS[name.partition(WITHOUT)[2]][0] for name in variants or () if WITHOUT in name)
 
 
 def build_of(variant, qemu, inject):
-    """The QEMU of a variant, words of its source, and words before its command; inject: the fork is the build for
-    tests."""
+    """The QEMU of a variant, words of its source, and words before its command; inject: use the build for
+    tests as the fork."""
     without = variant.partition(WITHOUT)[2]
     words = MECHANISMS[without][0] if without else ()
     inject = inject and qemu == FORK
@@ -186,7 +185,7 @@ def uri_of(lab, transport):
 
 @contextlib.contextmanager
 def other_migration(network, options, case, qemu, **words):
-    """One of the same kind by the same link, whose post-copy begins at the same time."""
+    """Another migration of this kind by the same link, whose post-copy begins at the same time."""
     if not options.two:
         yield
         return
@@ -241,7 +240,7 @@ def migrate(lab, variant, case, options, network=None):
             "switch_to_last_page_ms": switch_to_last_page_ms(src),
             "source_postcopy_window": total.get("postcopy-window"),
             "memory_intact": report.intact,
-            # As QEMU names them; latencies are in ns.
+            # By QEMU's names; latencies are in ns.
             "query_migrate": {k: v for k, v in info.items() if k.startswith("postcopy-")},
         }
 
@@ -335,7 +334,7 @@ def where(options):
 
 
 def offers(place, variant):
-    """The kernel interface that a variant is for, where there is a choice."""
+    """Offer only the kernel interface of a variant, where there is a choice."""
     return kvm_interface.offered(place, kvm_interface.USERFAULT) if variant == BITMAP else contextlib.nullcontext()
 
 
@@ -353,7 +352,7 @@ def run(options):
     names = [name for name in VARIANTS if (name != "exits on" or place.exit_on_missing)
              and (not options.variants or name in options.variants or VARIANTS[name][0] == PEER)]
     names += [name for name in without if name in (options.variants or ())]
-    # Huge pages: one of them at a time is what vCPUs meet in.
+    # With huge pages, vCPUs touch one of them at a time.
     cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus, background)
              for backend in options.backends for load in options.load or [None] for vcpus in options.cpus
              for background in options.background]
@@ -420,7 +419,7 @@ def main():
     parser.add_argument("--load", nargs="+", choices=LOADS,
                         help="how the guest touches memory (disjoint; samehuge for hugetlb)")
     parser.add_argument("--background", nargs="+", type=int, default=[1], metavar="MIB",
-                        help="of pages that nobody asked for, per second (1; for hugetlb 16 times; 0: no limit)")
+                        help="of pages that were not requested, per second (1; for hugetlb 16 times; 0: no limit)")
     parser.add_argument("--fetch", nargs="+", type=int, default=[], metavar="N",
                         help="also with so many fetch channels, 0 for none, and exits on")
     parser.add_argument("--bitmap", action="store_true", help="also with KVM_MEM_USERFAULT, and exits on")
@@ -442,7 +441,7 @@ def main():
     options.delay = options.delay or 0
     options.name = options.name or ("postcopy-host" if options.host else "postcopy")
     if not options.preempt:
-        # Requested pages have no channel of their own, and share the limit.
+        # Requested pages share the limit with the background if they have no channel of their own.
         options.background = [0]
     if options.bitmap and options.host:
         parser.error("--bitmap is for the lab")

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * How long it takes to write-protect empty memory by userfaultfd so that the
- * first write to each page is noticed: the ways of the commit that brought
+ * Measures the time to write-protect empty memory by userfaultfd so that the first
+ * write to each page is noticed: the ways of the commit that brought
  * UFFD_FEATURE_WP_UNPOPULATED to Linux, and PAGEMAP_SCAN.
  *
  * usage: protect WAY MIB on|off      (on|off: transparent huge pages)
  *
- * Prints one line of JSON. Each run is a process of its own, so that no run
- * finds the page tables of another one.
+ * Prints one line of JSON. Each run is a process of its own, without the page
+ * tables of another run.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Younger than many a host's headers */
+/* Newer than the headers of many hosts */
 #ifndef UFFD_FEATURE_WP_UNPOPULATED
 #define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
 #endif
@@ -108,7 +108,7 @@ static int open_uffd(enum way way)
     return fd;
 }
 
-/* Let all entries of the page table be there, or what comes before */
+/* Populate the page table's entries, if the way needs them */
 static void prepare(enum way way)
 {
     if (way == PRE_READ) {
@@ -132,7 +132,7 @@ static void protect(int fd)
     }
 }
 
-/* Which entries are there: none. */
+/* Scan for present entries: there are none. */
 static void look(void)
 {
     struct region regions[512];

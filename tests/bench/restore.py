@@ -4,20 +4,20 @@
 A guest of each size, whose memory is used up to a share, is saved once (mapped-ram). Then it is resumed in each way in
 turn:
   stock     QEMU 10.0: all of the file is read first
-  eager     the same by the fork
+  eager     the fork: all of the file is read first
   private   QEMU 10.0: the guest's memory is a private mapping of a file that was saved beside (x-ignore-shared)
-  lazy      the guest runs, its memory is in the file (postcopy-ram): by userfaultfd
-  exits     the same by vCPUs that read for themselves: TCG's exits, in the build for tests
-  first     as lazy, and what is missed is written to a working set; the rest is not read meanwhile
-  set       as lazy, and what was missed in such a resume is read first
-With --read-ms, each read of what has not been read before takes longer, as from a disk. With --words, QEMU has
-these words more, in each way: '-overcommit mem-lock=on', for example; with --memory its backend: ',prealloc=on'.
+  lazy      the guest runs while its memory is in the file (postcopy-ram): by userfaultfd
+  exits     as lazy, by vCPUs that read for themselves: TCG's exits, in the build for tests
+  first     as lazy, and missed pages are written to a working set; the rest is not read meanwhile
+  set       as lazy, and the pages that were missed in such a resume are read first
+With --read-ms, the first read of each part of the file takes longer, as from a disk. --words adds words to QEMU's
+command in each way ('-overcommit mem-lock=on', for example), --memory to its backend (',prealloc=on').
 
-running: from migrate-incoming until the guest runs. Its parts, by when they end: opened, the file has been; memory, it
-has been emptied and registered, and what is missing is known (not where all is read first); devices, they have been
-loaded. work: from there until a thread of the guest has checked some 100
-MiB of its memory. all: until all has been read. Missed pages, and how long threads waited for them together, are of the
-whole run, which ends when both are done; so is the processor time of QEMU. Prints a table, and writes
+running: from migrate-incoming until the guest runs. Its parts, by their ends: opened, the file is open; memory, it has
+been emptied and registered, and missing pages are known (not in ways that read all first); devices, they have been
+loaded. work: from there until a thread of the guest has checked some 100 MiB of its memory. all: until all has been
+read. Missed pages, the total time for which threads waited for them, and QEMU's processor time are of the whole run,
+until work and all are done. Prints a table, and writes
 build/reports/NAME.json.
 """
 import itertools
@@ -45,7 +45,7 @@ WAYS = {"stock": (STOCK, EAGER, ()), "eager": (FORK, EAGER, ()), "private": (STO
         "lazy": (FORK, LAZY, ()), "exits": (INJECT, LAZY, EXITS), "first": (FORK, LAZY, ()),
         "set": (FORK, LAZY, ())}
 TIMEOUT_S = 300
-# It is saved while it does the first part of the work, and does the others when it is resumed.
+# The guest is saved during the first part of its work, and does the others when it is resumed.
 WORK_MIB = 120
 WORK_PAGES = WORK_MIB * 256
 PARTS = 4
@@ -57,12 +57,12 @@ SHOWN = (("running, ms", "running_ms", "{:.1f}"), ("opened", "opened_ms", "{:.1f
 
 
 def fill_mib(guest_mib):
-    """What is left by the kernel, which needs some for each page, and by init.c."""
+    """Memory that is left by the kernel, which needs some for each page, and by init.c."""
     return guest_mib * 15 // 16 - 144
 
 
 class LinuxMachine(Machine):
-    """Its memory is in a file of its own, which is shared while the guest is saved, and not when it is resumed so."""
+    """The guest's memory is a file, shared while the guest is saved, and private when it is resumed in that way."""
     side_type = LinuxSide
     how = ()
 
@@ -73,7 +73,7 @@ class LinuxMachine(Machine):
         self.set = f"{place.tmp}/set"
         super().__init__(place, memory_mb=memory_mb, machine="pc,memory-backend=ram", interval=report_ms, writers=0,
                          computers=0, work=WORK_MIB,
-                         # Without it, it runs when it is resumed, though it has been stopped
+                         # Otherwise the state "stopped" would be loaded, and the guest would not run
                          taker=[*self.backend("file", ",share=on"), "-global", "migration.store-global-state=off"],
                          **options)
         self.words = words
@@ -88,7 +88,7 @@ class LinuxMachine(Machine):
         return ["-object", f"memory-backend-{kind},id=ram,size={self.memory_mb}M{path}{more}"]
 
     def save_both(self):
-        """To the file with all; then the devices, whose file is of use with the memory's own."""
+        """Saves all to the one file; then only the devices, for use with the memory's file, to the other."""
         self.end_pages = dict.fromkeys(WAYS, self.stop())
         self.take()
         self.side.cmd("cont")
@@ -99,7 +99,7 @@ class LinuxMachine(Machine):
         self.side.end()
 
     def stop(self):
-        """When the work has begun. Returns how many pages have been checked when it ends."""
+        """Stops the guest when work has begun. Returns how many pages have been checked when the work ends."""
         address = self.side.report().addresses["worker"]
 
         def done():
@@ -155,13 +155,13 @@ class Resumed:
         self.side.cmd("migrate-incoming", uri=f"file:{self.file}")
 
     def worked(self):
-        """Whether the guest has done its work; when is in at."""
+        """Whether the guest has done its work; at has the time."""
         self.side.check()
         for event in self.side.qmp.get_events():
             name = event.get("data", {}).get("status", event["event"])
             self.at[name] = (event_us(event) - self.start_us) / 1000
         if "work" not in self.at and "RESUME" in self.at:
-            # The last line, without a process for it: to look must not take the guest's time
+            # Reads the last line without another process, which would take the guest's processor time
             with open(self.side.console, "rb") as console:
                 console.seek(max(0, os.fstat(console.fileno()).st_size - 1024))
                 worked = re.findall(rb" worker0=(\d+) .*\n", console.read())
@@ -173,7 +173,7 @@ class Resumed:
         return self.worked() and "completed" in self.at
 
     def figures(self):
-        """In the end; without what has not happened."""
+        """Figures at the end, without those of parts that did not happen."""
         report, info = self.side.report(), self.side.cmd("query-migrate")
         assert not report.bad, report.bad
         begun = re.search(r"@([0-9.]+):postcopy_file_begin", self.side.job.output)
@@ -194,7 +194,7 @@ def cases(options):
     has_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     for gib, share in itertools.product(options.sizes, options.shares):
         used_mib = int(fill_mib(gib << 10) * share)
-        # The page cache has both files
+        # The page cache needs both files
         if 3.3 * used_mib > has_mib:
             say(f"{gib} GiB, {used_mib} MiB used: left out, as this machine has {has_mib} MiB")
             continue

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a missing page costs a guest that runs from a file in the page cache: by exits of KVM, and by userfaultfd.
+"""The cost of a missing page for a guest that runs from a file in the page cache: by exits of KVM, and by userfaultfd.
 
-In the lab. The vCPUs touch their memory in random order, page by page, nothing is read that they do not miss
-(restore-background=off), and no guest is told of a page (postcopy-async-pf=off). Prints a table of the touches that
-waited, and writes build/reports/restore-faults.json.
+In the lab. The vCPUs touch their memory in random order, page by page, only missed pages are read
+(restore-background=off), and the guest is not notified of pages (postcopy-async-pf=off). Prints a table of the touches
+that waited, and writes build/reports/restore-faults.json.
 """
 from tests.bench import bench, postcopy
 from tests.bench.restore import show_runs

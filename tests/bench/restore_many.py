@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Resume some Linux guests of 512 MiB at the same time from one file, on this machine, with TCG.
+"""Resume several Linux guests of 512 MiB at the same time from one file, on this machine, with TCG.
 
-The ways are those of restore.py; lazy and exits leave in the file what a guest does not touch.
+The ways are those of restore.py; lazy and exits leave pages that a guest does not touch in the file.
 
 running, work: from migrate-incoming of the first guest until the last one runs, and has checked some 100 MiB of its
-memory. memory: of all QEMUs when that is so, where what several of them map counts once (Pss); the page cache has the
-file once beside it, in each way. Prints a table, and writes build/reports/restore-many.json.
+memory. memory: of all QEMUs at that time, where pages that several of them map count once (Pss); in each way, the page
+cache also has the file, once. Prints a table, and writes build/reports/restore-many.json.
 """
 import time
 
@@ -18,7 +18,7 @@ from tests.lab.paths import qemu
 from tests.lab.text import search
 
 MEMORY_MIB = 512
-# As often as restore.py's, the reports of 16 guests would take both processors
+# With restore.py's interval, the reports of 16 guests would use both processors
 REPORT_MS = 50
 FILE = ("-global", "migration.restore-background=off")
 SHOWN = (("running, ms", "running_ms", "{:.0f}"), ("work, ms", "work_ms", "{:.0f}"),
@@ -35,7 +35,7 @@ def resume(machine, way, number):
     start = time.time()
     for guest in guests:
         guest.start()
-    # Not all(), which would leave out those behind the first one that works
+    # all() would skip the guests behind the first one that has not finished
     until(lambda: sum(guest.worked() for guest in guests) == number, "the guests have done their work", TIMEOUT_S,
           pause=0.003)
     used = sum(memory_mib(guest.side) for guest in guests)

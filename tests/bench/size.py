@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What grows with the size of a guest: the switch to post-copy and the faults behind it, of sparse guests.
+"""Costs that grow with a guest's size: the switch to post-copy and the faults after it, of sparse guests.
 
-On this machine, with TCG. A guest of each size uses the same few MiB, all else has never been touched, and
-is migrated by each variant in turn, in the first pass of pre-copy. Downtime is from the source's event STOP to the
-destination's RESUME, the first answer from there until the first page that was missed has been placed. Faults/s are
-those while the guest touches each of its pages once, in random order; the background has 64 KiB/s, so that untouched
-memory, nine bytes of it for a page, keeps nobody busy. Guests that have written an eighth of the pages of their memory,
-anywhere, since these were sent, are switched in the third pass: each such page is one that the destination has to
-discard before it runs. Once for each size and variant, strace counts the system calls
-of both QEMUs in the switch that are about memory, KVM and userfaultfd. A pass over a bitmap of the guest, word by
-word, is of bytes that no cache has.
+On this machine, with TCG. A guest of each size uses the same few MiB, has never touched the rest, and is migrated by
+each variant in turn, in the first pass of pre-copy. Downtime is from the source's event STOP to the destination's
+RESUME, the first answer from there until the first missed page has been placed. Faults/s are those while the guest
+touches each of its pages once, in random order; the background has 64 KiB/s, so that untouched memory, nine bytes per
+page, occupies no thread. Guests that have written an eighth of the pages of their memory, anywhere, since these were
+sent, are switched in the third pass: the destination has to discard each such page before it runs. Once for each size
+and variant, strace counts the system calls of both QEMUs in the switch that concern memory, KVM and userfaultfd. A pass
+over a bitmap of the guest, word by word, reads bytes that are in no cache.
 """
 import re
 import shutil
@@ -26,15 +25,15 @@ from tests.lab.pair import Pair, event_us, until
 
 BACKEND = "memory-backend-ram,reserve=off"
 BACKGROUND = 64 << 10
-# Stock QEMU's and the branch's; of the first ones in the log of a destination
+# Events of stock QEMU and of the branch; the first of each in the log of a destination
 REQUEST, PLACED = "postcopy_ram_fault_thread_request", "postcopy_place*"
 TRACE = ("-msg", "timestamp=on", "-trace", REQUEST, "-trace", PLACED)
 CALLS = ("ioctl", "madvise", "fallocate", "mmap", "munmap", "mprotect")
-CACHES = 64 << 20       # more than they have
+CACHES = 64 << 20       # more than the caches' size
 
 
 def pass_us(gib: int) -> float:
-    """Over a bitmap of so much memory."""
+    """Time of a pass over a bitmap of so much memory."""
     bitmap, others = bytearray(gib * (32 << 10)), bytearray(CACHES)
     took = []
     for _ in range(5):
@@ -46,18 +45,18 @@ def pass_us(gib: int) -> float:
 
 
 def at_s(side, event):
-    """When it was emitted."""
+    """The time of the event."""
     [found] = [e for e in side.qmp.get_events(wait=False) if e["event"] == event]
     return event_us(found) / 1e6
 
 
 def switch_s(pair):
-    """When the guest was stopped, and when it went on."""
+    """When the guest was stopped, and when it resumed."""
     return at_s(pair.source, "STOP"), at_s(pair.destination, "RESUME")
 
 
 def first_answer_s(log):
-    """When the first page that was missed has been placed. A trace names pages by block and offset, or by address."""
+    """When the first missed page was placed. A trace names pages by block and offset, or by address."""
     missed: set[tuple[str, int]] = set()
     for second, name, text in re.findall(r"@(\d+\.\d+):(\w+) (.*)", log):
         if name == REQUEST:

@@ -12,7 +12,7 @@ against before. A touch is a write of the guest, by its TSC, from just before th
 just after it; shares of all touches do not compare, since one snapshot lasts longer than the other.
 
 Before that, the table of the commit that brought UFFD_FEATURE_WP_UNPOPULATED to Linux, by a program
-without QEMU (tests/bench/protect.c): what it takes to protect empty memory in each way there is.
+without QEMU (tests/bench/protect.c): the time to protect empty memory in each way.
 """
 import itertools
 import json
@@ -35,14 +35,14 @@ from tests.lab.text import search
 
 VARIANTS = (STOCK, FORK)
 KINDS = ("anonymous", "memfd")
-EMPTY_MIB = 16              # that the guest writes, of an empty one
+EMPTY_MIB = 16              # that an "empty" guest writes
 # The guest uses memory below 2 GiB only, some of it for itself; it takes huge pages only.
 FULL_MIB = 1792
 FULL_SHARE = 0.8
-WAIT_US = 100               # a touch that took longer has waited
+WAIT_US = 100               # longer touches have waited
 TIMEOUT_S = 300
-SETTLE_S = 1                # the guest writes before
-# Ways of protect.c, and what each is in QEMU.
+SETTLE_S = 1                # of writing before the snapshot
+# Ways of protect.c, and QEMU's use of each.
 WAYS = {
     "default": "protected as it is: first writes to empty pages are missed",
     "pre-read": "a byte of each page is read first: stock QEMU",
@@ -90,7 +90,7 @@ def memory_kib(machine):
 
 
 def quantile(times, share):
-    """Of [(microseconds, touches)] in order."""
+    """times: [(microseconds, touches)] in order."""
     left = share * sum(n for _, n in times)
     for us, n in times:
         left -= n
@@ -140,7 +140,7 @@ def measure(lab, variant, case, options):
 def cases(options):
     for gib, full, thp, memory in itertools.product(options.sizes, (False, True), (False, True), KINDS):
         if memory == "memfd" and (full or thp):
-            continue        # the host's setting for shmem decides about huge pages
+            continue        # the host's setting of huge pages for shmem decides
         mib = gib * 1024
         yield {"guest_mib": mib, "full": full, "thp": thp, "memory": memory,
                "written_mib": min(int(mib * FULL_SHARE) & ~1, FULL_MIB) if full else EMPTY_MIB}
@@ -179,7 +179,7 @@ def run(options):
     protect = programs()["protect"]
     place: Lab | Host
     if options.lab:
-        # The guest, its snapshot, and what stock QEMU makes of a memfd.
+        # The guest, its snapshot, and the growth of a memfd with stock QEMU.
         protect = protect.relative_to(ROOT)
         place = Lab(name="bench", memory_mb=1024 * max(options.sizes) * 2 + 2048)
     else:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What each thread of both QEMUs does for one fault: processor time, wake-ups, system calls.
+"""The work of each thread of both QEMUs for one fault: processor time, wake-ups, system calls.
 
-Measured in the midst of a post-copy migration of a guest whose vCPUs miss pages in random order, with little else on
-the way: in the lab, or with --host on this machine at its full speed, where exits need a KVM that has them, or
---exits. First a span in which nobody looks on, then one under strace, which counts system calls and makes all slower.
+Measured in the midst of a post-copy migration of a guest whose vCPUs miss pages in random order, with a slow
+background: in the lab, or with --host on this machine at its full speed, where exits need a KVM that has them, or
+--exits. First a span without observers, then one under strace, which counts system calls and slows all threads.
 With --locks a third one, in which QEMU also traces its mutexes: how often each is taken, and the system calls under
 it. Prints a table, and writes build/reports/NAME.json and .md.
 """
@@ -21,7 +21,7 @@ from tests.lab.host import Host
 from tests.lab.lab import Lab
 from tests.lab.pair import MIB, Pair, until
 
-# Threads by what they do: (side, start of its name).
+# Threads by their work: (side, start of its name).
 THREADS = {
     "fault thread": ("destination", "mig/dst/fault"),
     "return path": ("source", "mig/src/return"),
@@ -35,18 +35,18 @@ REST = "all others"
 LEAST_REQUESTS = 300
 LINE = re.compile(r"^/proc/(\d+)/task/(\d+)/(comm|schedstat|status):(.*)$", re.M)
 STRACE_LOG = "threads.strace"
-# What strace sees of QEMU's trace events qemu_mutex_locked and qemu_mutex_unlock
+# QEMU's trace events qemu_mutex_locked and qemu_mutex_unlock, in strace's log
 MUTEX = re.compile(r'"qemu_mutex_(locked|unlock) \w+ mutex (0x\w+) \((?:\S*src/)?(\S+)\)')
 MUTEX_EVENTS = "qemu_mutex_locked", "qemu_mutex_unlock"
 
-# What a thread of THREADS has done so far, or for a request.
+# The work of a thread of THREADS so far, or for a request.
 Work = namedtuple("Work", "us wakeups")
-# When, by the machine that the QEMUs run on, page requests so far, {thread: Work}.
+# The time, by the clock of the QEMUs' machine, page requests so far, {thread: Work}.
 Sample = namedtuple("Sample", "at_s requests work")
 
 
 class Threads:
-    """The threads of both QEMUs. One process looks at all, as that takes time, too."""
+    """The threads of both QEMUs. One process reads all files, as each process takes time."""
 
     def __init__(self, pair):
         self.pair = pair
@@ -55,7 +55,7 @@ class Threads:
         files = " ".join(f"{task}/{name}" for name in ("comm", "schedstat") for task in tasks)
         self.look = (f"cat /proc/uptime; grep -H . {files}; "
                      f"grep -H ^voluntary_ctxt {' '.join(f'{task}/status' for task in tasks)}")
-        # By thread ID, also of those that have ended
+        # By thread ID, also of threads that have ended
         self.names: dict[str, str] = {}
 
     def sample(self):
@@ -69,7 +69,7 @@ class Threads:
                 continue
             of = self.names.get(thread, REST)
             if name == "schedstat":
-                us[of] += int(text.split()[0]) / 1e3    # of ns
+                us[of] += int(text.split()[0]) / 1e3    # from ns
             else:
                 wakeups[of] += int(text.split()[1])
         return Sample(float(uptime.split()[0]), requests, {name: Work(us[name], wakeups[name]) for name in THREADS})
@@ -78,7 +78,7 @@ class Threads:
         """The first and the last Sample of so many seconds, or of as many as LEAST_REQUESTS take."""
         first = last = self.sample()
         while last.at_s < first.at_s + s or last.requests < first.requests + LEAST_REQUESTS:
-            # By the clock of that machine, on which each sample takes time, too.
+            # By the clock of the QEMUs' machine, on which each sample takes time, too.
             self.pair.lab.run(f"sleep {s}", check=True)
             last = self.sample()
             if self.pair.source.status() == "completed":
@@ -86,7 +86,7 @@ class Threads:
         return first, last
 
     def strace(self, s):
-        """Of such a span: the number of requests, and (thread, system call, its arguments) in their order."""
+        """For a span(): the number of requests, and [(thread, system call, its arguments)] in order."""
         lab, log = self.pair.lab, f"{self.pair.lab.tmp}/{STRACE_LOG}"
         job = lab.job(f"exec strace -f -ttt -s 160 -e signal=none -o {log} "
                       + " ".join(f"-p {pid}" for pid in self.sides))
@@ -98,11 +98,11 @@ class Threads:
         job.wait()
         calls = re.findall(r"^(\d+) +([\d.]+) (\w+)\((.*)", lab.read_file(log).decode(errors="replace"), re.M)
         times_s = [float(at_s) for _, at_s, *_ in calls]
-        # It began a little earlier, and ended later.
+        # strace began a little earlier than the span, and ended later.
         return per_s * (max(times_s) - min(times_s)), [(thread, name, text) for thread, _, name, text in calls]
 
     def system_calls(self, s):
-        """In such a span: {thread: {system call: how often, for one request}}"""
+        """For a span(): {thread: {system call: how often, for one request}}"""
         requests, calls = self.strace(s)
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for thread, name, _ in calls:
@@ -110,8 +110,8 @@ class Threads:
         return {of: {name: n / requests for name, n in by_name.most_common()} for of, by_name in counts.items()}
 
     def locks(self, s):
-        """In such a span: {mutex: {"taken", or system call under it: how often, for one request}}. A mutex is told by
-        where it is taken, and by which threads, since a QEMU_LOCK_GUARD does not tell where it stands."""
+        """For a span(): {mutex: {"taken", or system call under it: how often, for one request}}. Places where a mutex
+        is taken, and their threads, identify it: the trace of a QEMU_LOCK_GUARD has no useful line."""
         for side in self.pair.sides:
             for event in MUTEX_EVENTS:
                 side.hmp(f"trace-event {event} on")
@@ -144,7 +144,7 @@ class Threads:
 
 
 def rates(first, last):
-    """Requests per second, and {thread: Work} for one."""
+    """Requests per second, and {thread: Work} for one request."""
     requests = last.requests - first.requests
     return requests / (last.at_s - first.at_s), {name: Work(*(
         (b - a) / requests for a, b in zip(first.work[name], last.work[name], strict=True))) for name in THREADS}
@@ -156,7 +156,7 @@ def midst(lab, variant, options):
     qemu, exits, fetch = postcopy.VARIANTS[variant]
     uri = postcopy.uri_of(lab, "unix")
     wrapper = bench.wrapper(options.exits)
-    # A file for each thread: they do not wait for each other to write into it.
+    # One file per thread, so that threads do not wait for each other to write.
     logs = ("-d", "tid", "-D", f"{lab.tmp}/mutexes.%d") if options.locks else ()
     with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=options.cpus, memory_mb=options.memory,
               pattern="disjoint", seed=1, zero=0, traced=False, fetch=fetch,
@@ -175,7 +175,7 @@ def measure(place, variant, options):
         per_s, work = rates(*threads.span(options.span))
         calls = threads.system_calls(options.span)
         locks = threads.locks(options.span) if options.locks else {}
-        # All that was asked for comes without strace; the rest at once.
+        # Requested pages are received without strace; the rest at once.
         threads.pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
         threads.pair.finish()
     return {"requests_per_s": per_s, "work_us": {name: w.us for name, w in work.items()},
@@ -191,7 +191,7 @@ def middle(runs):
             values = [v.get(key, 0) for v in values]
         return statistics.median(values)
     def all_of(key):
-        """Two levels of counts, of which some runs lack some."""
+        """Two levels of counts, some of which are missing in some runs."""
         names = sorted({(name, what) for r in runs for name, counts in r[key].items() for what in counts})
         return {name: {what: statistics.median(r[key].get(name, {}).get(what, 0) for r in runs)
                        for of, what in names if of == name} for name, _ in names}

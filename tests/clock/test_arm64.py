@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What an arm64 guest's counters are after a migration, and which QEMUs and states take part."""
+"""An arm64 guest's counters after a migration, and the QEMUs and states that take part."""
 import time
 
 import pytest
@@ -35,7 +35,7 @@ def is_stopped(pair, jump):
 
 
 def is_refused(pair, reason):
-    """The destination says why and ends, and the guest goes on on the source."""
+    """The destination reports the reason and exits, and the guest resumes on the source."""
     pair.source.wait_event("ready")
     pair.source.cmd("migrate", uri=pair.listen())
     until(lambda: pair.source.status() == "failed", "the migration fails")
@@ -44,7 +44,7 @@ def is_refused(pair, reason):
     assert reason in ended.output and ended.rc == 1, ended
     until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on the source")
     told = len(pair.source.report().all("clock"))
-    until(lambda: len(pair.source.report().all("clock")) > told + 2 * pair.cpus, "the guest goes on")
+    until(lambda: len(pair.source.report().all("clock")) > told + 2 * pair.cpus, "the guest resumes")
 
 
 def is_as_stock(jump):
@@ -56,7 +56,7 @@ def is_as_stock(jump):
 
 
 def both_stand_still(jump):
-    """From where stock's stream has them, which was read one after the other."""
+    """Both counters continue from their values in stock's stream, which were read one after the other."""
     assert jump.backwards == 0, jump
     assert max(jump.added_us) < -GAP_S * 1e6
     assert abs(jump.added_us[0] - jump.added_us[1]) < 0.5e6
@@ -100,7 +100,7 @@ def test_from_a_file(lab, lazy):
 
 
 def timers_fire(pair, jump):
-    """Once each, in time, on the destination."""
+    """Each timer fires once, in time, on the destination."""
     fired = until(lambda: (e := pair.destination.report().all("timer")) and len(e) == 2 * pair.cpus and e,
                   "all timers fire")
     assert {(e["cpu"], e["timer"]) for e in fired} == {(c, t) for c in range(pair.cpus) for t in COUNTERS}
@@ -108,7 +108,7 @@ def timers_fire(pair, jump):
     start = {name: signed(host - offset) for name, offset in zip(COUNTERS, jump.offsets, strict=True)}
     for event in fired:
         due = max(event["deadline"], start[event["timer"]])
-        # A busy machine looks late. What was due in the blackout fires at its end.
+        # On a busy machine, timers look late. A timer that was due in the blackout fires at its end.
         late = event[f"at_{event['timer']}"] - due
         assert 0 <= late < 0.9 * GAP_S * event["khz"] * 1000, f"{late} ticks; {event} of {fired}, {start}"
     for event in later_reports(pair.destination, pair.cpus):
@@ -116,7 +116,7 @@ def timers_fire(pair, jump):
     assert jump.backwards == 0
 
 
-# Due in the blackout, which is then as long, or long after it
+# The timers are due in the blackout, which is then as long, or long after it
 @on_aarch64("way, policy, one_offset, due_s", [
     ("precopy", "continuous", True, 12), ("precopy", "continuous", False, 7),
     ("precopy", "stopped", False, 12), ("precopy", "stopped", True, 7),
@@ -124,9 +124,9 @@ def timers_fire(pair, jump):
     ("postcopy", "stopped", True, 12), ("postcopy", "stopped", False, 7),
 ], quick=[("postcopy", "stopped", False, 7)])
 def test_timers(lab, way, policy, one_offset, due_s):
-    """Armed before the migration, two on each vCPU."""
+    """Timers that were armed before the migration, two on each vCPU."""
     in_blackout = policy == "continuous" and due_s == 7
-    # A slow machine, whose timers fire before the guest stops, needs longer.
+    # On a slow machine, timers fire before the guest stops: repeat with a longer time.
     for slower in 1, 2, 4:
         with held(lab, WAYS[way], policy=policy, one_offset=one_offset, deadline=due_s * slower * 1000) as pair:
             jump = pair.moved(due_s * slower if in_blackout else GAP_S, WAYS[way])
@@ -144,7 +144,7 @@ def test_old_and_new(lab, source, destination, policy):
         (is_as_stock if destination == STOCK else both_stand_still)(jump)
         if policy:
             [line] = pair.warnings()
-            assert "the source has not told when it stopped the guest" in line
+            assert "the source has not reported when it stopped the guest" in line
 
 
 @on_aarch64()
@@ -159,7 +159,7 @@ def test_untold_with_one_offset(lab):
 @on_aarch64("policy, one_offset", [("stopped", False), ("stopped", True), ("continuous", False),
                                    ("continuous", True)])
 def test_no_adjvtime(lab, policy, one_offset):
-    """The time in which the VM does not run counts, as far as QEMU 10.0 counts it, or all of it."""
+    """The guest's counters include the time in which the VM does not run, as far as QEMU 10.0 counts it, or all."""
     with held(lab, policy=policy, one_offset=one_offset, both=NO_ADJVTIME) as pair:
         jump = pair.moved(GAP_S)
         if policy == "continuous":
@@ -173,7 +173,7 @@ def test_no_adjvtime(lab, policy, one_offset):
 
 @on_aarch64("one_offset", [False, True], quick=[False])
 def test_background_snapshots(lab, one_offset):
-    """Their pauses are the guest's time, by both counters."""
+    """The guest's counters run on in the pauses, both of them."""
     options = {"cpus": 2, "memory_mb": 32, "payload": guest.payload("clock", "aarch64")}
     side = Side(lab, "source", FORK, [*ONE_OFFSET * one_offset], options)
     try:
@@ -200,7 +200,7 @@ def test_pause(lab, one_offset, adjvtime):
         side.connect()
         khz = side.wait_event("ready")["khz"]
         was = offsets(side)
-        # Without an offset, guests read the physical counter without a trap.
+        # A guest reads a physical counter without an offset without a trap.
         assert was[1] == (was[0] if one_offset else 0)
         side.cmd("stop")
         lab.run("sleep 1")
@@ -227,7 +227,7 @@ def test_one_offset_on_one_side_alone(lab, source):
 
 @on_aarch64("policy, one_offset", [("stopped", False), ("continuous", False), ("stopped", True)])
 def test_old_destination_refuses(lab, policy, one_offset):
-    """The guest lives on, on the source, and its counters are those of a guest that was moved."""
+    """The guest stays on the source, and its counters are those of a guest that was moved."""
     with CounterPair(lab, switch="on", destination=STOCK, one_offset=one_offset, capabilities=(),
                      source_options=("-global", f"migration.guest-time={policy}")) as pair:
         khz = pair.source.wait_event("ready")["khz"]
@@ -247,7 +247,7 @@ def test_old_destination_refuses(lab, policy, one_offset):
 
 @on_aarch64()
 def test_moved_on_to_stock(lab):
-    """By a QEMU that has the instant, to one that does not know it."""
+    """The QEMU in the middle has the instant, and migrates the guest to one without the feature."""
     with held(lab) as pair:
         pair.source.wait_event("ready")
         pair.source.cmd("migrate", uri=pair.listen())
@@ -281,7 +281,7 @@ def test_held_at_every_step(lab):
 
 @on_aarch64("side", ["source", "destination"])
 def test_kvm_without_the_physical_counter(lab, side):
-    """A host whose KVM neither tells nor sets the guest's: it is the host's then."""
+    """A host whose KVM neither reads nor sets the guest's physical counter, which is the host's then."""
     with held(lab, policy="continuous", **{side: INJECT}) as pair:
         getattr(pair, side).inject.arm("guest-time-no-physical")
         jump = pair.moved(GAP_S)
@@ -297,7 +297,7 @@ def test_kvm_without_the_physical_counter(lab, side):
 
 @on_aarch64("when", ["load", "start", "cont"])
 def test_one_offset_is_refused(lab, when):
-    """KVM does not set it: the load fails, but a guest that nobody else has is not lost."""
+    """KVM does not set the offset: the load fails; but a guest that is on no other host runs anyway."""
     with CounterPair(lab, destination=INJECT, one_offset=True, capabilities=None,
                      destination_options=HELD) as pair:
         inject = pair.destination.inject
@@ -326,8 +326,8 @@ def test_one_offset_is_refused(lab, when):
 @pytest.mark.aarch64
 @pytest.mark.parametrize("policy, one_offset", [("continuous-unchecked", False), ("stopped", True)])
 def test_two_hosts(policy, one_offset):
-    """Their counters began at different times; the time of day is as they believe it is, which can be
-    some tenths of a second apart."""
+    """The hosts' counters began at different times, and the hosts' times of day can differ by some tenths of a
+    second."""
     with (Lab(name="host-a", arch="aarch64", memory_mb=1024) as a,
           Lab(name="host-b", arch="aarch64", memory_mb=1024) as b,
           held(a, destination_lab=b, policy=policy, one_offset=one_offset) as pair):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a guest's clocks are after a migration, and which QEMUs and states take part."""
+"""A guest's clocks after a migration, and the QEMUs and states that take part."""
 import json
 import re
 import time
@@ -24,15 +24,15 @@ from tests.lab.text import search
 GAP_S = 2
 HELD = ("-S",)      # the destination does not run before "cont"
 US = 1000           # ns
-# Of vmclock
+# Constants of vmclock
 VMCLOCK = 0xfeffb000
 UTC, TAI = 0, 1
 MAXERROR_VALID = 1 << 6
 SYNCHRONIZED, FREERUNNING, UNRELIABLE = 2, 3, 4
 ADJUST = 123456789
-ACPI_CPU = 0xaf00   # registers of the pc machine, for plugging vCPUs
-# After a vCPU has entered the guest, KVM reads its base clock anew, whose rate is that of the TSC to
-# 80 ns/s; in the lab the last vCPU comes to that some tenths of a second after the start, on a busy
+ACPI_CPU = 0xaf00   # registers of the pc machine for hot-plugged vCPUs
+# When a vCPU enters the guest, KVM reads its base clock anew, whose rate differs from the TSC's by at
+# most 80 ns/s. In the lab, the last vCPU does so some tenths of a second after the start, on a busy
 # host later.
 RELATION_NS, RELATION_NS_PER_S = 100, 80
 WAYS = pytest.mark.parametrize("postcopy", [
@@ -50,7 +50,7 @@ def plug_cpu(side):
 
 
 def exact(jump):
-    """What every exact restoration has."""
+    """Asserts the properties of every exact restoration."""
     assert jump.backwards == 0, jump
     assert jump.offsets_differ == 0, jump.tsc
     assert max(map(abs, jump.relation_ns)) <= RELATION_NS + RELATION_NS_PER_S * jump.settled_s, jump
@@ -88,8 +88,8 @@ def follows(policy, pair, jump, side=None):
 
 
 def both_stand_still(jump, apart_s=0.3):
-    """From where the stream of a source that does not tell has them: the kvmclock is read when it is
-    written, the TSC at the stop, at most apart_s before. Or from the stop on, set one after the other."""
+    """Both clocks continue from a stream without an instant, whose source reads the kvmclock when it writes it, the TSC
+    at the stop, at most apart_s before; or from the stop, set one after the other."""
     assert jump.backwards == 0, jump
     assert jump.offsets_differ == 0, jump.tsc
     assert max(jump.kvmclock_ns) < -GAP_S * 1e9
@@ -98,7 +98,7 @@ def both_stand_still(jump, apart_s=0.3):
 
 
 def test_a_line_broken_by_a_snapshot():
-    """Wherever it was saved and loaded within a line, also where both halves look like a line."""
+    """The snapshot may be saved and loaded anywhere within a line, also where both halves look like a line."""
     line = '{"event": "clock", "cpu": 0, "step_tsc": 12345678}\n'
     for loaded in range(len(line)):
         console = (line * 2 + line[:loaded]).encode()
@@ -115,7 +115,7 @@ def test_continuous(lab, postcopy):
 
 
 def test_outcome(lab):
-    """What operators see on both sides, while the guest is held and after it."""
+    """The outcome that operators see on both sides, while the guest is held and after it."""
     with held(lab, policy="continuous") as pair:
         for side in pair.sides:
             assert "guest-time" not in side.cmd("query-migrate")
@@ -130,7 +130,7 @@ def test_outcome(lab):
         start, stop = numbers(pair.destination, "kvm_guest_time_start"), numbers(pair.source, "kvm_guest_time_stop")
         assert outcome["counted"] == outcome["gap"] > GAP_S * 1e9
         assert 0 <= start["kvmclock"] - stop["kvmclock"] - outcome["gap"] < 1e9
-        # Two times the 100 us that the lab says of its clock; it grows by 500 us in a second
+        # The sum of both hosts' 100 us, which the lab has set; it grows by 500 us in a second
         assert 200e3 <= outcome["error"] < 100e6
         [event] = [e for e in pair.destination.qmp.get_events() if e["event"] == "MIGRATION_GUEST_TIME"]
         assert event["data"] == outcome
@@ -143,7 +143,7 @@ def test_outcome(lab):
 @pytest.mark.parametrize("words", [(), ("-machine", "guest-time=on"), ("-global", "kvmclock.guest-time=on")],
                          ids=["auto", "on", "older-name"])
 def test_no_return_path(lab, words):
-    """The destination cannot be asked; it is told only by a source that is told to."""
+    """Without a return path, a source cannot query the destination, and sends the instant only with guest-time=on."""
     with held(lab, policy="continuous", return_path=False, source_options=words) as pair:
         jump = pair.moved(GAP_S)
         if words:
@@ -161,7 +161,7 @@ def test_destination_does_not_take_part(lab):
         assert pair.outcome(pair.source)["reason"] == "the destination does not know guest-time"
 
 
-# Hosts whose clocks are not what they should be
+# Hosts whose clocks are wrong
 
 def not_counted(pair, jump, why):
     is_stopped(pair, jump)
@@ -193,14 +193,14 @@ def test_not_synchronized(lab, side, policy):
 
 
 def shift(lab, s):
-    """Set the host's clock, and say that this was NTP."""
+    """Set the host's clock, as if by NTP."""
     lab.run(f"date -s @$(($(date +%s) + {s}))", check=True)
     set_host_clock(lab)
 
 
 @pytest.mark.parametrize("s", [4, pytest.param(-2, marks=pytest.mark.slow)])
 def test_clocks_differ(lab, s):
-    """The destination's clock is wrong, and it says that it is not."""
+    """The destination's clock is wrong, and the host reports it as synchronized."""
     with held(lab, policy="continuous") as pair:
         try:
             jump = pair.moved(GAP_S, meanwhile=lambda: shift(lab, s))
@@ -225,7 +225,7 @@ def test_tai_differs(lab, then, now, counted):
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [False, True])
 def test_large_error(lab, asked):
-    """Both hosts' clocks may be wrong by seconds; asking the destination has bounded the blackout."""
+    """Both hosts' clocks may be wrong by seconds; a query of the destination has bounded the blackout."""
     with held(lab, policy="continuous", return_path=asked, switch="on") as pair:
         set_host_clock(lab, 2_000_000 if asked else 8_000_000)
         jump = pair.moved(GAP_S)
@@ -239,8 +239,8 @@ def test_large_error(lab, asked):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["stopped", "continuous"])
 def test_destination_is_killed(lab, policy):
-    """The guest goes on on the source, and its clocks are those of a guest that was moved, though somebody sets the
-    host's meanwhile."""
+    """The guest resumes on the source, and its clocks are those of a guest that was moved, even if the host's clock is
+    set meanwhile."""
     with ClockPair(lab, source=INJECT, capabilities=None,
                    source_options=("-global", f"migration.guest-time={policy}")) as pair:
         def meanwhile():
@@ -256,11 +256,11 @@ def test_destination_is_killed(lab, policy):
 
 @pytest.mark.slow
 def test_failed_after_an_unplug(lab):
-    """KVM keeps the vCPU, and a master clock only while its offset is that of the others, too."""
+    """KVM keeps the vCPU, and reports a master clock only while that vCPU's offset equals the others."""
     with ClockPair(lab, source=INJECT, cpus=2, capabilities=None, source_options=("-smp", "2,maxcpus=3")) as pair:
-        pair.source.wait_event("ready")     # by then it has read how many processors to start
+        pair.source.wait_event("ready")     # by then the guest has read how many processors to start
         plug_cpu(pair.source)
-        # What a guest's ACPI does: switch its registers on, select the vCPU, and eject it.
+        # As a guest's ACPI does: switch its registers on, select the vCPU, and eject it.
         for width, register, value in ("b", 0, 0), ("w", 0, 2), ("b", 4, 1 << 3):
             pair.source.hmp(f"o/{width} {ACPI_CPU + register:#x} {value}")
         assert len(pair.source.cmd("query-cpus-fast")) == 2
@@ -285,7 +285,7 @@ def vmclock(lab, **options):
     ("continuous", True), pytest.param("stopped", True, marks=pytest.mark.slow),
     pytest.param("stopped", False, marks=pytest.mark.slow)])
 def test_vmclock(lab, policy, synchronized):
-    """The device tells the guest the time of day, also right after a migration, of which it tells, too."""
+    """The device contains the time of day, also right after a migration, and a marker of the migration."""
     def host_ns():
         return int(lab.run("build/tests/host-clock", check=True).output)
 
@@ -307,7 +307,7 @@ def test_vmclock(lab, policy, synchronized):
 @pytest.mark.slow
 @pytest.mark.parametrize("first, then", [(37, 0), (0, 37)])
 def test_vmclock_keeps_its_type(lab, first, then):
-    """A device that has told TAI does not tell UTC where the host does not know TAI, nor the other way round."""
+    """A device with TAI does not change to UTC if the next host does not know TAI, and a device with UTC not to TAI."""
     with vmclock(lab, vmclock=1, tai_offset_s=first) as pair:
         before = pair.source.wait_event("vmclock")
         pair.moved(GAP_S, meanwhile=lambda: set_host_clock(lab, tai_offset_s=then))
@@ -322,7 +322,7 @@ def test_vmclock_keeps_its_type(lab, first, then):
 
 
 def vmclock_after(pair):
-    """What the guest read first on the destination. It may write there what it has read on the source."""
+    """The guest's first reading on the destination, where it may also write a reading of the source."""
     def read():
         pair.destination.check()
         return next((e for e in pair.destination.report().all("vmclock") if e["move"] == 1), None)
@@ -335,7 +335,7 @@ def vmclock_status(side):
 
 @pytest.mark.slow
 def test_vmclock_of_a_slewed_clock(lab):
-    """Whoever slews a host's clock stops doing so before long, and the page is written when the guest starts."""
+    """A host's clock is slewed for a short time, but the page is only written when the guest starts."""
     with vmclock(lab, vmclock=1, tai_offset_s=37) as pair:
         try:
             pair.moved(GAP_S, meanwhile=lambda: set_host_clock(lab, tai_offset_s=37, faster_ppm=10000))
@@ -350,13 +350,13 @@ def test_vmclock_of_a_slewed_clock(lab):
 @pytest.mark.slow
 @pytest.mark.parametrize("paused", [False, True])
 def test_vmclock_is_unreliable(lab, paused):
-    """What a destination gets that leaves the page as it is. After a reset, when the TSC may begin anew, it is told."""
+    """The page for a destination that cannot update it. A reset, at which the TSC may begin anew, updates the page."""
     with vmclock(lab, destination=STOCK) as pair:
         pair.source.wait_event("ready")
         assert vmclock_status(pair.source) == SYNCHRONIZED
         pair.source.cmd("set-action", reboot="reset")
         pair.source.cmd("system_reset")
-        until(lambda: [text for name, text in pair.source.trace() if name == "vmclock_update"][1:], "it is told anew")
+        until(lambda: [text for name, text in pair.source.trace() if name == "vmclock_update"][1:], "an update")
         assert vmclock_status(pair.source) == SYNCHRONIZED
         counters = [int.from_bytes(pair.source.memory(VMCLOCK, 64)[40:48], "little"), *(
             int(search(r"counter (\d+)", text)[1]) for name, text in pair.source.trace() if name == "vmclock_update")]
@@ -413,7 +413,7 @@ def test_parameter(lab):
 
 @pytest.mark.slow
 def test_paused_vm(lab):
-    """A pause is not a blackout: the clocks are as without the feature."""
+    """A pause is not a blackout: the clocks behave as without the feature."""
     with held(lab, policy="continuous") as pair:
         pair.source.wait_event("ready")
         began = time.monotonic()
@@ -434,14 +434,14 @@ def test_differences_stay(lab, policy):
         assert sorted(o - was[0] for o in was) == sorted(o - now[0] for o in now) == [0, 0, 0, ADJUST]
         assert jump.offsets_differ == 0
         assert max(e["back_tsc"] for e in jump.after) == 0
-        # What QEMU has set, from the instant of the stop to that of the start
+        # The offsets that QEMU has set, from the instant of the stop to that of the start
         stop, start = numbers(pair.source, "kvm_guest_time_stop"), numbers(pair.destination, "kvm_guest_time_start")
         passed = (start["kvmclock"] - stop["kvmclock"]) * tsc_khz() / 1e6
         for then, o in zip(was, now, strict=True):
             assert abs(start["host TSC"] + o - (stop["host TSC"] + then) - passed) <= 2
-        # What the guest sees: with different offsets, KVM has no master clock and reads for each vCPU
-        # the TSC, then its base clock. So the kvmclock is never behind, but ahead by the time between
-        # the two. Interrupts are off then, but the lab's host may run something else for a time slice.
+        # The guest's view: with different offsets, KVM has no master clock and reads for each vCPU the TSC, then its
+        # base clock. So the kvmclock is never behind, but ahead by the time between both readings. Interrupts are off
+        # then, but the lab's host may run another process for a time slice.
         assert min(jump.relation_ns) >= -RELATION_NS - RELATION_NS_PER_S * jump.settled_s, jump
         assert max(jump.relation_ns) < 0.3e9, jump.relation_ns
         assert (abs(jump.tsc_us[0]) <= 10) == (policy == "continuous")
@@ -452,7 +452,7 @@ def test_differences_stay(lab, policy):
 def test_deadline(lab, policy):
     """A timer of the LAPIC that was set before the migration expires in time by the guest's TSC.
 
-    What KVM has computed when the state was loaded is late with "continuous" by the time from the
+    KVM has computed the expiry when the state was loaded. That is late with "continuous" by the time from the
     stop to the load, and early with "stopped" by the time from there to the start: both are GAP_S.
     """
     with held(lab, source=INJECT, destination=INJECT, policy=policy, deadline=18000) as pair:
@@ -468,12 +468,12 @@ def test_deadline(lab, policy):
         pair.destination.cmd("cont")
         event = until(lambda: pair.destination.report().first("deadline"), "the timer expires")
         late_s = (event["tsc"] - event["deadline"]) / event["khz"] / 1000
-        assert 0 <= late_s < 0.9 * GAP_S, event     # a busy machine looks late
+        assert 0 <= late_s < 0.9 * GAP_S, event     # on a busy machine, it looks late
 
 
 @pytest.mark.slow
 def test_held_at_every_step(lab):
-    """No step depends on how soon it follows another one."""
+    """The steps are exact, however much time is between them."""
     with ClockPair(lab, source=INJECT, destination=INJECT, policy="continuous", capabilities=None) as pair:
         pair.source.wait_event("ready")
         was = offsets(pair.source)
@@ -502,7 +502,7 @@ def test_other_guests(lab, options):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["continuous", "stopped"])
 def test_unknown_scale(lab, policy):
-    """Both clocks go on from the stop, though not by one instant."""
+    """Both clocks continue from the stop, though not by one instant."""
     with held(lab, destination=INJECT, policy=policy) as pair:
         pair.destination.inject.arm("guest-time-scale")
         jump = pair.moved(GAP_S)
@@ -514,7 +514,7 @@ def test_unknown_scale(lab, policy):
 
 @pytest.mark.slow
 def test_reset_and_hotplug(lab):
-    """What happens to a guest later, on the destination."""
+    """The guest is reset, and a vCPU hot-plugged, later on the destination."""
     smp = ("-smp", "2,maxcpus=3")
     with held(lab, policy="continuous", cpus=2, source_options=smp, destination_options=smp) as pair:
         is_continuous(pair.moved(GAP_S))
@@ -524,7 +524,7 @@ def test_reset_and_hotplug(lab):
 
         pair.destination.cmd("set-action", reboot="reset")
         pair.destination.cmd("system_reset")
-        # A line that a vCPU was writing is without its end.
+        # The reset cuts off a line that a vCPU was writing.
         until(lambda: pair.lab.run(f"grep -c '\"ready\"' {pair.destination.console}").output.strip() == "1",
               "the guest boots anew")
         of_all = offsets(pair.destination)
@@ -533,7 +533,7 @@ def test_reset_and_hotplug(lab):
 
 @pytest.mark.slow
 def test_hotplug_with_differences(lab):
-    """A guest has written to IA32_TSC_ADJUST of one vCPU: those that come later have the first one's TSC."""
+    """A guest has written to IA32_TSC_ADJUST of one vCPU: hot-plugged vCPUs have the first one's TSC."""
     smp = ("-smp", "2,maxcpus=3")
     with held(lab, policy="continuous", cpus=2, adjust=ADJUST, source_options=smp, destination_options=smp) as pair:
         pair.moved(GAP_S)
@@ -544,7 +544,7 @@ def test_hotplug_with_differences(lab):
 
 @pytest.mark.slow
 def test_reset_before_it_runs(lab):
-    """The instant belongs to a guest that is no more."""
+    """The instant belongs to the guest before the reset."""
     with held(lab, cpus=2) as pair:
         pair.destination.cmd("set-action", reboot="reset")
         pair.source.wait_event("ready")
@@ -558,9 +558,9 @@ def test_reset_before_it_runs(lab):
 
 
 def moved_on(lab, pair, qemu, *words):
-    """What the guest reports from a third QEMU, to which one has sent it where it has not run."""
+    """The guest's reports from a third QEMU. The second one has sent the guest there without running it."""
     pair.source.wait_event("ready")
-    # KVM takes a TSC that is written by value, and near to what it has, for the same
+    # KVM treats a TSC that is set to nearly the vCPU's value as equal: let it differ
     lab.run(f"sleep {GAP_S}")
     pair.source.cmd("migrate", uri=pair.listen())
     pair.wait_completed()
@@ -594,8 +594,8 @@ def test_moved_on_before_it_runs(lab):
 @pytest.mark.slow
 @pytest.mark.parametrize("source, third", [(FORK, STOCK), (STOCK, FORK)], ids=["to-stock", "from-stock"])
 def test_moved_on_by_value(lab, source, third):
-    """The instant is not passed on to a QEMU that does not know it, and there is none from one. The values
-    of the stop are, not those of a KVM in which the guest has not run."""
+    """A QEMU without the feature neither gets the instant nor sends one. The stream has the clocks' values at the stop,
+    not those of a KVM in which the guest has not run."""
     with held(lab, cpus=2, source=source) as pair:
         for event in moved_on(lab, pair, third):
             assert event["step_tsc"] < GAP_S * tsc_khz() * 1000, event
@@ -612,7 +612,7 @@ def test_moved_on_by_value(lab, source, third):
 @pytest.mark.parametrize("postcopy", [
     pytest.param(False, id="precopy"), pytest.param(True, id="postcopy", marks=pytest.mark.slow)])
 def test_old_stream(lab, way, postcopy):
-    """Nobody has configured anything, and stock knows nothing, or the source is told to be as stock."""
+    """Without configuration, with stock on one side; or the fork's source is configured to be like stock."""
     source, destination = way
     with held(lab, postcopy, switch="off" if way == (FORK, FORK) else None, source=source,
               destination=destination, policy="continuous" if destination == FORK else None) as pair:
@@ -626,15 +626,15 @@ def test_old_stream(lab, way, postcopy):
                 if destination == STOCK else "guest-time" not in pair.source.cmd("query-migrate")
         if destination == FORK:
             assert not pair.outcome()["instant"]
-            assert "the source has not told" in pair.outcome()["reason"]
+            assert "the source has not reported" in pair.outcome()["reason"]
             [line] = pair.warnings()
-            assert "the source has not told when it stopped the guest" in line
+            assert "the source has not reported when it stopped the guest" in line
 
 
 @pytest.mark.parametrize("policy", ["stopped", pytest.param("continuous", marks=pytest.mark.slow)])
 def test_old_destination_refuses(lab, policy):
-    """guest-time=on to a QEMU that does not know it: the guest lives on, on the source,
-    and its clocks are those of a guest that was moved."""
+    """guest-time=on to a QEMU without the feature: the guest stays on the source, and its clocks are those of a guest
+    that was moved."""
     with ClockPair(lab, switch="on", source=INJECT, destination=STOCK, capabilities=None,
                    source_options=("-global", f"migration.guest-time={policy}")) as pair:
         jump = pair.failed(GAP_S)
@@ -644,8 +644,8 @@ def test_old_destination_refuses(lab, policy):
 
 @pytest.mark.parametrize("machine, cpus", [("microvm", 2), pytest.param("isapc", 1, marks=pytest.mark.slow)])
 def test_machines_without_versions(lab, machine, cpus):
-    """What they send is what stock sends. With stock, a TSC can go back: KVM takes a value near to that of the
-    destination's vCPUs, which are as old as the guest, for an attempt to synchronise them."""
+    """These machines send the same stream as stock. With stock, a TSC can go back: KVM mistakes a value near that of
+    the destination's vCPUs, which are as old as the guest, for an attempt to synchronise them."""
     with ClockPair(lab, destination=STOCK, machine=machine, cpus=cpus, capabilities=None) as pair:
         for event in pair.moved().after:
             assert event["back_clock"] == event["all_back_clock"] == 0, event
@@ -653,7 +653,7 @@ def test_machines_without_versions(lab, machine, cpus):
 
 @pytest.mark.slow
 def test_frequency_within_tolerance(lab):
-    """KVM does not scale a TSC that is asked to be 100 ppm faster, and vmclock tells how fast it is."""
+    """KVM does not scale a TSC that should be 100 ppm faster, and vmclock contains the TSC's real rate."""
     words = ("-cpu", f"max,tsc-frequency={tsc_khz() * 10001 // 10000 * 1000}", "-device", "vmclock")
     with held(lab, policy="continuous", source_options=words, destination_options=words, vmclock=1) as pair:
         is_continuous(pair.moved(GAP_S))
@@ -673,13 +673,13 @@ def scaling_lab():
 @pytest.mark.slow
 @pytest.mark.parametrize("percent", [50, 90, 130])
 def test_frequency_scaled(scaling_lab, percent):
-    """One host that scales: the same offsets, if the guest's time goes on."""
+    """One host that scales: the offsets stay the same if the guest's time continues."""
     khz = tsc_khz() * percent // 100
     cpu = ("-cpu", f"max,tsc-frequency={khz * 1000}")
     with held(scaling_lab, policy="continuous", source_options=cpu, destination_options=cpu) as pair:
         jump = pair.moved(GAP_S)
         assert max(map(abs, jump.tsc_us)) <= 10, jump.tsc_us
-        # KVM's clock for the guest runs by the scaled frequency, rounded down to a kHz, until then.
+        # Until then, KVM's clock for the guest runs by the scaled frequency, rounded down to a kHz.
         rate = RELATION_NS_PER_S + 1e9 / khz
         assert max(map(abs, jump.relation_ns)) <= RELATION_NS + rate * jump.settled_s, jump
         assert jump.offsets_differ == jump.backwards == 0
@@ -690,12 +690,12 @@ def test_frequency_scaled(scaling_lab, percent):
 
 @pytest.mark.slow
 def test_snapshot_before_the_guest_runs(lab):
-    """It does not hold the instant that the destination has been told, so that QEMU 10.0 loads it."""
+    """The snapshot does not contain the destination's instant, so that QEMU 10.0 loads it."""
     with ClockPair(lab, switch="on", cpus=2, capabilities=None,
                    destination_options=("-S", "-machine", "guest-time=on")) as pair:
         pair.source.cmd("migrate", uri=pair.listen())
         pair.destination.wait_status("completed")
-        image = pair.destination.add_disk()     # Others are not active before the guest runs
+        image = pair.destination.add_disk()     # Migrated disks are not active before the guest runs
         assert not pair.destination.run_job("snapshot-save", tag="s", vmstate="disk", devices=["disk"])
         assert lab.run(f"grep -aq kvmclock {image}").rc == 0
         assert lab.run(f"grep -aq guest_time {image}").rc == 1
@@ -703,7 +703,7 @@ def test_snapshot_before_the_guest_runs(lab):
 
 
 def advance(before, after, clock):
-    """The most that a vCPU's clock has gone on by."""
+    """The largest advance of a clock, of all vCPUs."""
     was = {e["cpu"]: e[clock] for e in before}
     return max(e[clock] - was[e["cpu"]] for e in after)
 
@@ -711,15 +711,15 @@ def advance(before, after, clock):
 @pytest.mark.slow
 @pytest.mark.parametrize("qemu", [STOCK, FORK], ids=["stock", "fork"])
 def test_snapshot_and_pause(lab, qemu):
-    """On one host nothing has changed: what was saved for later does not know how long it lay."""
+    """On one host nothing has changed: a snapshot does not contain its age, and the clocks continue from it."""
     with ClockPair(lab, source=qemu, policy=None, cpus=2, capabilities=None) as pair:
         side = pair.source
         side.wait_event("ready")
         side.add_disk()
 
-        # To load a snapshot, QEMU resets the guest, which writes 0 to the TSC, then writes what was
-        # saved. KVM takes a value within a second of what it expects for an attempt to synchronise
-        # vCPUs, and leaves the TSC as it is: that of a younger guest would go back, with stock QEMU.
+        # To load a snapshot, QEMU resets the guest, which writes 0 to the TSC, then writes the saved value. KVM
+        # mistakes a value within a second of its own for an attempt to synchronise vCPUs, and keeps the TSC: that of
+        # a younger guest would go back, with stock QEMU.
         until(lambda: side.report().all("clock")[-1]["tsc"] > 3 * tsc_khz() * 1000, "the guest is old enough")
         start, before = time.monotonic(), later_reports(side, 2)
         assert not side.run_job("snapshot-save", tag="s", vmstate="disk", devices=["disk"])
@@ -750,7 +750,7 @@ def test_snapshot_and_pause(lab, qemu):
 
 
 def test_background_snapshots(lab):
-    """Their pauses are the guest's time, for its TSC and its kvmclock alike."""
+    """The TSC and the kvmclock both run on in the pauses."""
     with ClockPair(lab, cpus=2, capabilities=None, return_path=False) as pair:
         side = pair.source
         side.wait_event("ready")
@@ -770,7 +770,7 @@ def test_background_snapshots(lab):
 @pytest.mark.slow
 @pytest.mark.parametrize("switch, policy", [(None, "stopped"), ("on", "stopped"), ("on", "continuous")])
 def test_cpr_reboot(lab, switch, policy):
-    """Exact where the old QEMU is told that the new one knows guest-time: nobody can be asked."""
+    """The clocks are exact only with guest-time=on on the old QEMU: it cannot query the new one."""
     with ClockPair(lab, policy=policy, switch=switch, cpus=2, capabilities=None, return_path=False) as pair:
         for side in pair.sides:
             side.cmd("migrate-set-parameters", mode="cpr-reboot")
@@ -785,7 +785,7 @@ def test_cpr_reboot(lab, switch, policy):
         jump = pair.jump_since(was)
         if not switch:
             assert not pair.started()
-            # The guest is stopped before its memory is saved
+            # QEMU stops the guest before it saves its memory
             both_stand_still(jump, pair.source.cmd("query-migrate")["total-time"] / 1000)
         else:
             follows(policy, pair, jump)
@@ -794,14 +794,14 @@ def test_cpr_reboot(lab, switch, policy):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["stopped", "continuous"])
 def test_cpr_transfer(lab, policy):
-    """One host: exact, also if nobody synchronizes its clock, and somebody sets it."""
+    """One host: exact, even if its clock is unsynchronized, and is set meanwhile."""
     words = ("-machine", "aux-ram-share=on")
     main, cpr = ({"transport": "socket", "type": "unix", "path": f"{lab.tmp}/{name}.sock"} for name in ("main", "cpr"))
     with ClockPair(lab, policy=policy, switch="on", cpus=2, backend="memory-backend-memfd,share=on", capabilities=None,
                    return_path=False, source_options=words, destination_options=words) as pair:
         set_host_clock(lab, None)
         pair.source.wait_event("ready")
-        # This one loads the source's state before it has a monitor
+        # This destination loads the source's state before it has a monitor
         pair.destination.end()
         arguments = [*pair.plans[1].arguments[:-2], "-S", "-incoming", f"unix:{main['path']}",
                      "-incoming", json.dumps({"channel-type": "cpr", "addr": cpr})]
@@ -826,7 +826,7 @@ def test_cpr_transfer(lab, policy):
 @pytest.mark.parametrize(("policy", "lazy"), [("continuous", True), ("continuous", False), (None, True)],
                          ids=["continuous-lazy", "continuous", "stopped-lazy"])
 def test_from_a_file(lab, policy, lazy):
-    """What counts is guest-time-restore, and guest-time-max-gap is of migrations."""
+    """guest-time-restore decides; guest-time-max-gap only applies to migrations."""
     words = ["-global", "migration.guest-time-max-gap=1",
              *(("-global", f"migration.guest-time-restore={policy}") if policy else
                ("-global", "migration.guest-time=continuous"))]

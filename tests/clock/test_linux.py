@@ -15,12 +15,12 @@ CPUS = 2
 HOPS = 20
 GAP_S = 2
 TAI_S = 37
-# Linux takes itself for a guest of Hyper-V, whose clock is then better than the TSC
+# Linux detects Hyper-V, whose clock it prefers to the TSC
 HYPERV = ("-cpu", "max,kvm=off,hv-time,hv-relaxed,hv-vpindex")
 
 
 def clocks_by_log(side):
-    """The clock sources that the guest's kernel has switched to."""
+    """The clock sources to which the guest's kernel has switched."""
     return re.findall(r"clocksource: Switched to clocksource (\S+)", side.kernel_log())
 
 
@@ -36,7 +36,7 @@ def hop(pair, postcopy):
 
 
 def wrong_s(lab, side):
-    """By how much the guest's time of day is behind the host's, at most by the way more of the fastest report."""
+    """How far the guest's time of day is behind the host's, plus at most the delay of the fastest report."""
     def reading():
         told = len(side.report().lines)
         until(lambda: len(side.report().lines) > told, "the guest's next report", pause=0.05)
@@ -52,7 +52,7 @@ def wrong_s(lab, side):
     pytest.param({"tsc", "kvm-clock"}, (), id="kvm"),
     pytest.param({"hyperv_clocksource_tsc_page"}, HYPERV, id="hv-time")])
 def test_many_migrations(lab, source, cpu, policy):
-    """No clock goes back on any vCPU, no watchdog wakes, and the time of day is what the policy says."""
+    """No clock goes back on any vCPU, no watchdog complains, and the time of day follows the policy."""
     words = (*cpu, "-global", f"migration.guest-time={policy}")
     with LinuxPair(lab, cpus=CPUS, capabilities=("postcopy-preempt", "return-path"), writers=1, computers=1,
                    clocks=CPUS, mem=16, append="loglevel=8", source_options=cpu, destination_options=words) as pair:
@@ -83,13 +83,13 @@ def test_many_migrations(lab, source, cpu, policy):
             assert abs(added_us[0]) <= 10 * HOPS
         else:
             assert -gaps_ns / 1000 - 10 * HOPS <= added_us[0] <= -gaps_ns / 1000 + 0.1e6 * HOPS
-        # A report comes every 0.25 s
+        # The guest reports every 0.25 s
         assert abs(now_behind_s - behind_s - gaps_ns / 1e9) < 1
         pair.check_memory()
 
 
 def until_right(side):
-    """phc2sys has corrected the time of day: what the guest has reported then."""
+    """Wait until phc2sys has corrected the time of day; returns the guest's report at that time."""
     return until(lambda: (lines := side.report().lines) and abs(lines[-1]["ptp"]) < 1e6 and lines[-1],
                  "the guest's time of day is that of its PTP clock", timeout=60)
 
@@ -97,7 +97,7 @@ def until_right(side):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["stopped", "continuous"])
 def test_ptp_vmclock(policy):
-    """Linux's own driver makes a PTP clock of the vmclock device, and phc2sys sets the time of day by it: also
+    """Linux's own driver makes a PTP clock of the vmclock device, by which phc2sys corrects the time of day: also
     after a blackout that the guest's clocks have not counted, and without a network."""
     device = ("-device", "vmclock")
     words = ("-S", "-global", f"migration.guest-time={policy}")

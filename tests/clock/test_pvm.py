@@ -19,13 +19,13 @@ GAP_S = 2
 
 
 class Attr(ctypes.Structure):
-    """Of KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET"""
+    """The argument of KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET"""
     _fields_ = [("flags", ctypes.c_uint32), ("group", ctypes.c_uint32),
                 ("attr", ctypes.c_uint64), ("addr", ctypes.c_uint64)]
 
 
 def offset_after_setting(wanted):
-    """The offset that a vCPU of this machine has after it was set; None if KVM refuses."""
+    """The offset that a vCPU of this machine has after a change to wanted; None if KVM refuses."""
     kvm = os.open("/dev/kvm", os.O_RDWR)
     vm = fcntl.ioctl(kvm, KVM_CREATE_VM, 0)
     vcpu = fcntl.ioctl(vm, KVM_CREATE_VCPU, 0)
@@ -64,7 +64,7 @@ def test_both_clocks_fall_back(policy):
         last = pair.source.report().all("clock")[-1]
         lines = [line for line in pair.destination.job.output.splitlines() if "guest-time" in line]
     assert len(lines) == 1 and "KVM ignores TSC offsets" in lines[0], lines
-    # The kvmclock is not advanced while the TSC cannot be
+    # QEMU does not advance the kvmclock if it cannot advance the TSC
     assert min(event["step_clock"] for event in after) < GAP_S * 1e9 / 2, after
     for event in after:
         assert last["clock"] < event["clock"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Between two L1s, whose TSCs began at different times."""
+"""Migrations between two L1s, whose TSCs began at different times."""
 import contextlib
 
 import pytest
@@ -9,7 +9,7 @@ from tests.lab.lab import Lab, tsc_khz
 
 pytestmark = pytest.mark.slow
 GAP_S = 3
-# Linux believes that the TSC has the frequency that it is told, and does not measure.
+# Linux uses the TSC frequency of its command line, and does not measure it.
 BELIEVE = "hpet=disable pmtmr=0"
 RESOURCE = "$(dirname $(grep -l 0x1110 /sys/bus/pci/devices/*/device))/resource2"
 
@@ -38,7 +38,7 @@ class Hosts:
         return self.stack.__exit__(*error)
 
     def compare(self, role="ask"):
-        """Of b less a: (time of day in ns, TSC, ns that both may be wrong by)."""
+        """Of b less a: (time of day in ns, TSC, ns by which both may be wrong)."""
         answer = self.a.job(f"build/tests/clock-difference answer {RESOURCE}")
         ns, tsc, took = map(int, run(self.b, role).split())
         run(self.b, "end")
@@ -71,7 +71,7 @@ def test_different_bases(tmp_path, policy, postcopy):
 
 
 def test_other_frequency(tmp_path):
-    """One per cent faster, or so Linux believes, and KVM cannot scale."""
+    """The TSC is one per cent faster, by its host's Linux, and KVM cannot scale."""
     with (Hosts(tmp_path, append=f"{BELIEVE} tsc_early_khz={tsc_khz() * 101 // 100}") as hosts,
           ClockPair(hosts.a, destination_lab=hosts.b, policy="continuous",
                     destination_options=("-S",), cpus=2, capabilities=None) as pair):
@@ -85,13 +85,13 @@ def test_other_frequency(tmp_path):
 
 
 def test_other_frequency_scaled(tmp_path):
-    """The same, and KVM scales: exact by the view of a host whose seconds are one per cent too long."""
+    """KVM scales: the clocks are exact as seen by a host whose seconds are one per cent too long."""
     with (Hosts(tmp_path, append=f"{BELIEVE} tsc_early_khz={tsc_khz() * 101 // 100}", cpu="max") as hosts,
           ClockPair(hosts.a, destination_lab=hosts.b, policy="continuous",
                     destination_options=("-S",), cpus=2, capabilities=None) as pair):
         pair.source.wait_event("ready")
         was = offsets(pair.source)
-        # Its time of day falls behind by 10 ms a second, which is found out if it has gone far
+        # That host's time of day falls behind by 10 ms a second, which is noticed if it is far behind
         hosts.compare("set")
         set_host_clock(hosts.b)
         jump = pair.moved(GAP_S)

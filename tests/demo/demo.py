@@ -6,7 +6,7 @@ limited. With --compare exits, the default for arm64, this branch migrates with 
 and on, by a Unix socket, and is to show that all faults come by exits.
 
 Prints a table and what it says, and writes build/reports/demo.json, demo.png and demo.svg.
-What is measured, and how, is told in docs/demo.md.
+docs/usage.md describes what is measured, and how.
 """
 import json
 import sys
@@ -22,7 +22,7 @@ from tests.lab.lab import HIGHRES, MACHINES, Lab
 from tests.lab.pair import FORK, STOCK, Pair, until
 from tests.lab.paths import REPORTS, ROOT, below
 
-# Why these, is told in docs/demo.md.
+# docs/usage.md gives the reasons.
 DELAY_US = 500
 URI = "unix:/tmp/migration.sock"
 LINK_MBIT_PER_S = 300

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Post-copy by fetch channels, and what can befall them."""
+"""Post-copy by fetch channels, and their failures."""
 import re
 import socket
 import struct
@@ -19,7 +19,7 @@ from tests.lab.pair import FORK, MIB, STOCK, Pair, listens, until
 from tests.lab.proxy import MAIN, Close, Wire
 
 slow = pytest.mark.slow
-# Of migration/savevm.c: commands, and the length of what follows; and a section of memory, the first one
+# From migration/savevm.c: commands, with the length of their data; and the first section of memory
 MAIN_PING = b"\x08\x00\x02\x00\x04"
 SWITCHOVER_START = b"\x08\x00\x0b\x00\x00"
 RAM_PART = b"\x02\x00\x00\x00\x01"
@@ -48,7 +48,7 @@ class Requests(FetchWire):
 
 
 class Holds(Requests):
-    """Keeps back all requests but the first one of each channel."""
+    """Withholds all requests but the first one of each channel."""
     held_back = False
 
     def request(self, number, data, send):
@@ -59,8 +59,8 @@ class Holds(Requests):
 
 
 def assert_same(source, destination, unread=0.5):
-    """Both sides count the same. But the source reads no requests any more once it has ended: their pages had been sent
-    before. These are less than that part of all."""
+    """Both sides count the same. But a source that has sent all memory reads no more requests: their pages had been
+    sent before. They are at most the part `unread` of all requests."""
     sent, read = (sum(c["requests"] for c in counts) for counts in (destination, source))
     assert all(there["requests"] <= here["requests"] for there, here in zip(source, destination, strict=True))
     assert sent - read <= unread * sent
@@ -78,8 +78,8 @@ def wire(pair, kind=FetchWire, command="migrate-incoming", **options):
     ("hugetlb", "on", 1), ("hugetlb", "off", 16), ("hugetlb-private", "on", 16), ("hugetlb-private", "off", 1),
     quick=[("anonymous", "on", 4), ("hugetlb", "on", 2)]))
 def test_fetch(place, backend, exits, n):
-    """All that is requested passes the channels, and both sides count the same. vCPUs miss so many pages at a time that
-    two channels are in use."""
+    """All requests use the channels, and both sides count the same. vCPUs miss so many pages at a time that two
+    channels are in use."""
     with Pair(place, exits=exits, fetch=n, **guest_on(backend, "sequential") | {"cpus": 8}) as pair:
         pair.postcopy(bandwidth=64 * MIB if "hugetlb" in backend else MIB)
         pair.finish()
@@ -89,8 +89,8 @@ def test_fetch(place, backend, exits, n):
         faults = pair.faults()
         assert sum(c["requests"] for c in here) >= faults["requests"]
         assert faults["duplicates"] == 0
-        # Every four outstanding pages make one more channel be used, but for the last one; a page's address decides
-        # which of them.
+        # For every four outstanding pages, QEMU uses one more channel, except the last one; a page's address selects
+        # its channel.
         assert "hugetlb" in backend or sum(c["requests"] > 0 for c in here) >= min(max(n - 1, 1), 2)
         assert n == 1 or here[-1]["requests"] == 0
         assert f"channel {n - 1}: requests {here[-1]['requests']}, " in pair.destination.hmp("info migrate")
@@ -98,7 +98,7 @@ def test_fetch(place, backend, exits, n):
 
 @on_both("exits", ["on", pytest.param("off", marks=slow)], quick=[])
 def test_last_requests_are_not_read(place, exits):
-    """The pages come unasked, as all others: nobody waits for an answer."""
+    """The background sends the requested pages like all others: nothing waits for an answer."""
     with Pair(place, exits=exits, fetch=2, pattern="disjoint", mem=8) as pair:
         between = wire(pair, Holds)
         pair.postcopy(between.uri, bandwidth=64 << 10)
@@ -111,7 +111,7 @@ def test_last_requests_are_not_read(place, exits):
 
 @on_both("exits", ["on", pytest.param("off", marks=slow)], quick=[])
 def test_few_pages(lab, exits):
-    """While few are outstanding, one channel does all the work."""
+    """While few pages are outstanding, one channel does all the work."""
     with Pair(lab, exits=exits, fetch=4, cpus=1, pattern="disjoint", mem=8) as pair:
         pair.midst(bandwidth=64 << 10)
         before, requests = channels(pair.destination), pair.faults()["requests"]
@@ -125,7 +125,7 @@ def test_few_pages(lab, exits):
 
 
 def test_beside_preempt(lab):
-    """The capability, which libvirt sets, has no effect then."""
+    """With fetch channels, the capability postcopy-preempt, which libvirt sets, has no effect."""
     with Pair(lab, exits="on", fetch=2, capabilities=("postcopy-preempt",), mem=8) as pair:
         between = wire(pair)
         pair.postcopy(between.uri)
@@ -135,7 +135,7 @@ def test_beside_preempt(lab):
 
 @slow
 def test_release_ram(lab):
-    """The source gives up what it has sent, and what was clean when the guest left it, but not before it answers."""
+    """The source discards pages that it has sent or that were clean at the switch, once post-copy is active."""
     options = ("-trace", "ram_discard_range", "-trace", "migrate_set_state")
     with Pair(lab, exits="on", fetch=4, capabilities=("release-ram",), pattern="shared", mem=16,
               source_options=options) as pair:
@@ -143,12 +143,12 @@ def test_release_ram(lab):
         pair.finish()
         before, freed = lab.read_file(pair.source.trace_log).decode().split("new state postcopy-active")
         assert "ram_discard_range" not in before
-        # Pieces of more than a page: what pre-copy has sent
+        # Pieces of more than a page: those sent by pre-copy
         assert any(int(length, 16) > 4096 for length in re.findall(r"ram_discard_range .* (\w+)\n", freed))
 
 
 def test_capabilities_later(place):
-    """preempt, which was set before, does not stand in the way of others."""
+    """Other capabilities can be set after postcopy-preempt."""
     with Pair(place, fetch=2, capabilities=("postcopy-preempt",), mem=8) as pair:
         pair.listen()
         pair.destination.set_capabilities("events")
@@ -170,7 +170,7 @@ def test_refused_with_another_qemu(lab, ways):
 
 
 def refused(place, ways):
-    """Before anything is given up: the guest goes on on the source, and one line says why."""
+    """The migration fails before the source gives anything up: the guest resumes on the source, with one error line."""
     source, destination, fetch, says = {
         "other-number": (FORK, FORK, (4, 2), "takes 2"),
         "none-here": (FORK, FORK, (4, 0), "takes 0"),
@@ -194,7 +194,7 @@ def refused(place, ways):
 
 
 def test_cannot_change(place):
-    """Once a migration has begun, or the destination listens; and what makes no sense."""
+    """The number cannot change after a migration has begun, or the destination listens; invalid values are refused."""
     with Pair(place, fetch=2, mem=8) as pair:
         pair.listen()
         for value, says in ((3, "before the migration begins"), ("auto", "before the migration begins"),
@@ -239,7 +239,7 @@ def test_recovery(lab, trouble):
 
 
 def test_recovery_that_breaks(lab):
-    """While channels are being opened; then they are opened anew."""
+    """The connection breaks while channels are being opened; the next recovery opens them anew."""
     class Breaks(FetchWire):
         def _fetch(self, a, b):
             self.stopped = True
@@ -258,7 +258,7 @@ def test_recovery_that_breaks(lab):
 
 @pytest.mark.parametrize("end", ["cancel", "wait", pytest.param("cut", marks=slow)])
 def test_no_answer(place, end):
-    """The destination says nothing on a fetch channel of a set number: the guest goes on on the source."""
+    """The destination does not answer on one of a fixed number of channels: the guest resumes on the source."""
     with Pair(place, fetch=2, pattern="shared", mem=16) as pair:
         between = wire(pair, answers=1)
         pair.start(between.uri)
@@ -278,13 +278,13 @@ def test_no_answer(place, end):
 @pytest.mark.parametrize("fetch, cpus, n", [
     ("auto", 4, 2), ("auto", 8, 3), (("auto", 4), 1, 4), ((3, "auto"), 1, 3), (("auto", 0), 4, 0), ((0, "auto"), 4, 0)])
 def test_agree(place, fetch, cpus, n):
-    """By themselves, or what one side has set. Without channels the preempt channel has its use again."""
+    """Both sides agree on a number, which one side may have set. Without channels, preempt is used again."""
     with Pair(place, fetch=fetch, cpus=cpus, mem=8) as pair:
         uri = pair.listen()
         port = uri.rpartition(":")[2]
         between = pair.wire(uri)
         pair.postcopy(between.uri)
-        # Where channels are up, nobody else is to connect
+        # Once channels are open, the destination does not listen any more
         assert listens(pair.destination_lab, int(port)) == (n == 0)
         pair.finish_fast()
         assert pair.fetch_channels() == [n, n]
@@ -294,7 +294,7 @@ def test_agree(place, fetch, cpus, n):
 @pytest.mark.parametrize("preempt", [(), ("postcopy-preempt",)])
 @pytest.mark.parametrize("answers, n", [(0, 0), (1, 1)])
 def test_fall_back(place, answers, n, preempt):
-    """Those that are answered are used, within about two seconds, in which the guest runs; none is right, too."""
+    """QEMU uses the answered channels, within about two seconds, in which the guest runs; zero channels work, too."""
     with Pair(place, fetch="auto", pattern="shared", mem=16, capabilities=preempt) as pair:
         between = wire(pair, answers=answers)
         pair.start(between.uri)
@@ -312,7 +312,7 @@ def test_fall_back(place, answers, n, preempt):
 
 
 def test_one_connection(place):
-    """A relay that accepts once: nothing is waited for."""
+    """A relay that accepts only one connection: QEMU does not wait."""
     class Once(Wire):
         def _accept(self):
             source, _ = self.listening.accept()
@@ -327,7 +327,7 @@ def test_one_connection(place):
 
 
 def test_recovery_with_fewer(lab):
-    """Than before, none, and as before: what waits for pages then gets them by the way that there is."""
+    """Recoveries with fewer channels, none, and as many as before: waiting vCPUs get their pages in each way."""
     with Pair(lab, exits="on", fetch="auto", pattern="shared", mem=16) as pair:
         pair.midst(bandwidth=64 << 10)
         for answers, n in (1, 1), (0, 0), (2, 2):
@@ -341,14 +341,14 @@ def test_recovery_with_fewer(lab):
         pair.finish_fast()
 
 
-def test_stranger(place):
-    """A client that does not know the migration's token is refused, however right its hello is otherwise."""
+def test_unrelated_client(place):
+    """The destination refuses an unrelated client, whose hello is valid except for the migration's token."""
     with Pair(place, fetch="auto", mem=8) as pair:
         uri = pair.listen()
         pair.start(uri)
-        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri))) as stranger:
-            stranger.sendall(struct.pack(">4sHH16s", b"QPFC", 6, 0, bytes(16)))
-            assert not stranger.recv(1)
+        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri))) as client:
+            client.sendall(struct.pack(">4sHH16s", b"QPFC", 6, 0, bytes(16)))
+            assert not client.recv(1)
         pair.destination.wait_says("fetch channel 0 is of another migration")
         pair.source.cmd("migrate-start-postcopy")
         pair.finish_fast()
@@ -356,8 +356,8 @@ def test_stranger(place):
 
 
 def test_old_peer(place):
-    """It sees the stream that it would see without channels, but for the value of the first PING. How its memory is cut
-    into sections is a matter of time: that is left out."""
+    """Stock QEMU gets the same stream as without channels, but for the value of the first PING. The test ignores
+    sections of memory, whose sizes depend on time."""
     class Keeps(Wire):
         def _forward(self, channel):
             self.kept = bytearray()
@@ -394,7 +394,7 @@ def test_encrypted(place):
 
 
 class Lie(FetchWire):
-    """Says something else in place of a frame of pages, the 20th or later, but none to whose block others refer."""
+    """Changes one frame of pages, the 20th or later, but none whose block name later frames refer to."""
 
     def __init__(self, to, change, **options):
         self.change = change
@@ -419,7 +419,7 @@ def twice(frame, send):
     send(replace(frame, name=b"", body=b"\xee" * frame.length).pack())
 
 
-# What is sent in place of a frame, and what the destination says.
+# The frame that is sent instead, and the destination's message.
 LIES = {
     "outside": (lambda frame, send: send(replace(frame, offset=1 << 40).pack()), "invalid pages"),
     "part": (lambda frame, send: send(replace(frame, length=100).pack()), "invalid pages"),
@@ -446,7 +446,7 @@ def test_lie(place, lie, exits):
 
 @slow
 def test_twice(place):
-    """With other contents, when the guest may have changed the page."""
+    """The page is sent again with other contents, when the guest may have changed it."""
     with Pair(place, fetch=1, pattern="shared", mem=16) as pair:
         pair.postcopy(wire(pair, Lie, change=twice).uri)
         pair.until_faults()
@@ -456,7 +456,7 @@ def test_twice(place):
 
 
 class Withholds(Requests):
-    """One page that has been requested."""
+    """Withholds one page that has been requested."""
 
     def __init__(self, to, **options):
         self.asked = set()
@@ -475,7 +475,7 @@ class Withholds(Requests):
 
 
 def test_withheld(lab):
-    """All has been sent, the channels have ended, and a page has not come: it is named."""
+    """All is sent, the channels have ended, and a page is missing: the message names it."""
     with Pair(lab, exits="on", fetch=2, pattern="shared", mem=16) as pair:
         between = wire(pair, Withholds)
         pair.postcopy(between.uri)
@@ -489,7 +489,7 @@ def test_withheld(lab):
 
 @slow
 def test_silent_end(place):
-    """All has been sent and one channel does not end, as if a firewall had forgotten it: QEMU says so."""
+    """All is sent and one channel does not end, as if a firewall had dropped it: QEMU reports that."""
     class Endless(FetchWire):
         def frame(self, frame, send):
             if frame.type != END:
@@ -505,7 +505,7 @@ def test_silent_end(place):
 
 @pytest.mark.parametrize("exits, fetch", [("off", 0), ("off", 4), ("on", 4)])
 def test_hot_first(place, exits, fetch):
-    """What the guest has written before it was stopped, an eighth of its memory, anywhere, comes before the rest."""
+    """The pages that the guest wrote before it was stopped, an eighth of its memory, anywhere, are received first."""
     with Pair(place, exits=exits, fetch=fetch, pattern="hot", memory_mb=48, zero=0, traced=False,
               destination_options=["-S", "-trace", "postcopy_place", "-D", f"{place.tmp}/placed"]) as pair:
         pair.start()

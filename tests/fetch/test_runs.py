@@ -18,14 +18,14 @@ def counts(side, key):
 
 @pytest.mark.parametrize("fetch, zero", [(2, 0), (3, 0), (2, 100)])
 def test_runs(place, fetch, zero):
-    """All that nobody requests passes the channels, of which the first one is left to requests and each other has a
-    part, and many pages go together."""
+    """The background also uses the channels: the first one only serves requests, each other one has a part, and many
+    pages share a frame."""
     with Pair(place, fetch=fetch, cpus=1, mem=24, zero=zero, pattern="disjoint") as pair:
         uri = pair.listen()
         pair.source.wait_ready()
         pair.source.cmd("stop")
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
-        # Of zeros, pre-copy sends a thousand in a second
+        # Of zero pages, pre-copy sends a thousand in a second
         pair.start(uri, bandwidth=8 << 10)
         pair.source.cmd("migrate-start-postcopy")
         pair.wait_completed()
@@ -34,7 +34,7 @@ def test_runs(place, fetch, zero):
         assert sum(zeros) > 500 if zero else sum(pages) > 23 * MIB // 4096
         assert not frames.pop(0)
         assert all(frames)
-        # The smallest slice is of four pages
+        # The smallest slice has four pages
         assert sum(frames) < (sum(pages) + sum(zeros)) / 3
         assert frames == counts(pair.destination, "frames")[-len(frames):]
         pair.destination.cmd("cont")
@@ -43,7 +43,7 @@ def test_runs(place, fetch, zero):
 
 
 class Stops(FetchWire):
-    """Passes on nothing more of the last of two channels from its 100th frame on, behind what vCPUs need to run."""
+    """On the last of two channels, withholds the frames from the 100th on, behind pages that vCPUs need to resume."""
 
     def __init__(self, to, **options):
         self.halted, self.go_on = threading.Event(), threading.Event()
@@ -62,7 +62,7 @@ class Stops(FetchWire):
 
 @pytest.mark.parametrize("end", ["goes-on", "pause-source", "pause-destination"])
 def test_blocked(place, end):
-    """While nobody reads the connection of the background, requests are answered by the other one. Once it is full,
+    """While the background's connection is not read, the other channel answers requests. Once the connection is full,
     either side can break it."""
     pauses = end != "goes-on"
     with Pair(place, fetch=2, mem=128, memory_mb=160, zero=0, pattern="disjoint", destination_options=["-S"],
@@ -75,7 +75,7 @@ def test_blocked(place, end):
             if pauses:
                 pair.until_stuck()
             before = pair.faults()["copied-bytes"]
-            # The background is far from there. A vCPU may want what the connection holds, and others wait for it.
+            # The background is far from FAR. A vCPU may need a page in the blocked connection, and others wait for it.
             pair.destination.memory(FAR, PAGE_SIZE)
             until(lambda: pair.faults()["copied-bytes"] > before, "the answered request is counted")
             pair.destination.cmd("cont")

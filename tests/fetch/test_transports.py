@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""With nothing set, fetch channels are used on each way on which QEMU can connect more than once; on others there are
-none, and nothing is waited for."""
+"""With default settings, QEMU uses fetch channels on each transport on which it can connect more than once; on others,
+it does without, and does not wait."""
 import contextlib
 import socket
 import threading
@@ -9,7 +9,7 @@ from tests.lab import tls
 from tests.lab.pair import Pair
 from tests.lab.proxy import CHUNK
 
-# A connection of bash's to where both_ends() listens, that bash leaves to another program, or copies
+# bash connects to both_ends(), and leaves the connection to another program, or copies its data
 CONNECTED = "exec 7<>/dev/tcp/{}/{}"
 COPIED = f"{CONNECTED}; cat <&7 & exec cat >&7"
 
@@ -28,7 +28,7 @@ def run(pair, listens_at, uri, n):
 
 @contextlib.contextmanager
 def both_ends():
-    """A port: what comes by the first connection to it leaves by the second one, and back."""
+    """Returns a port: data of the first connection to it leave by the second one, and back."""
     def copy(a, b):
         with contextlib.suppress(OSError):
             while data := a.recv(CHUNK):
@@ -54,13 +54,13 @@ def test_unix(place):
 
 
 def test_vsock(lab):
-    """The lab's machine and itself."""
+    """The lab's machine connects to itself."""
     with pair_in(lab) as pair:
         run(pair, "vsock:4294967295:4010", "vsock:1:4010", 2)
 
 
 def test_client_certificates(place):
-    """That the destination demands, and verifies for each channel."""
+    """The destination demands certificates, and verifies each channel's."""
     pki = tls.certificates(place, "127.0.0.1")
     with pair_in(place, source_options=["-object", tls.X509.format(pki, "client")],
                  destination_options=["-object", tls.X509.format(pki, "server")]) as pair:
@@ -71,14 +71,14 @@ def test_client_certificates(place):
 
 
 def test_exec(place):
-    """Both sides' programs."""
+    """Both sides use programs."""
     with both_ends() as port, pair_in(place) as pair:
         uri = f"exec:bash -c '{COPIED.format(place.host, port)}'"
         run(pair, uri, uri, 0)
 
 
 def test_fd(place):
-    """The destination's."""
+    """The destination uses a file descriptor."""
     with both_ends() as port, pair_in(place, wrapper=(
             "bash", "-c", f'{CONNECTED.format(place.host, port)}; exec "$0" "$@"')) as pair:
         run(pair, "fd:7", f"tcp:{place.host}:{port}", 0)

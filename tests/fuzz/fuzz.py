@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Fuzz both sides of migration and files: record seeds, then run one libFuzzer for each.
 
-Writes build/reports/fuzz.json. A finding is kept in build/fuzzing, and the line that repeats it is
-printed; the exit status is 1 then. See docs/fuzz.md.
+Writes build/reports/fuzz.json. A finding is kept in build/fuzzing, and fuzz.py prints the command that
+repeats it; the exit status is 1 then. See docs/devel/testing.md.
 """
 import json
 import os
@@ -21,11 +21,11 @@ BINARY = ROOT / "build/fuzz/qemu-fuzz-x86_64"
 WORK = ROOT / "build/fuzzing"
 REPORT = REPORTS / "fuzz.json"
 SIDES = "source", "destination", "file"
-# As long as the longest seed, and some copies of what is in it.
+# The length of the longest seed, with several copies of its parts.
 MAX_BYTES = 650_000
-# The target itself says what hangs, earlier than libFuzzer does.
+# The target reports hangs itself, earlier than libFuzzer does.
 TIMEOUT_S = 120
-# QEMU frees little when it ends; it may ask for memory that it does not use.
+# QEMU frees little when it exits; it may allocate memory that it does not use.
 SANITIZER = "detect_leaks=0:detect_stack_use_after_return=0:stack_trace_format='#%n %f %S'"
 FOUND = re.compile(r"ERROR: (?!libFuzzer: deadly signal)|Assertion|runtime error")
 
@@ -39,7 +39,7 @@ def command(side, *words):
 
 
 class Fuzzer:
-    """libFuzzer for one side; what it writes is in build/fuzzing."""
+    """libFuzzer for one side; its files are in build/fuzzing."""
 
     def __init__(self, side, seconds, seed, corpus):
         self.side = side
@@ -57,7 +57,7 @@ class Fuzzer:
 
     def figures(self):
         text = self.log.read_text(errors="replace")
-        # of lines such as "#123 NEW    cov: 4567 ft: ..."
+        # from lines such as "#123 NEW    cov: 4567 ft: ..."
         progress = re.findall(r"^#(\d+)\t.* cov: (\d+) ft: (\d+) corp: (\d+)", text, re.M)
         counters = re.search(r"\((\d+) inline 8-bit counters\)", text)
         executions, covered, features, corpus = map(int, progress[-1]) if progress else (0, 0, 0, 0)
@@ -75,7 +75,7 @@ class Fuzzer:
         return sorted(self.findings.iterdir())
 
     def explain(self):
-        """What the first finding is, and how to repeat it."""
+        """Print the first finding, and the command that repeats it."""
         lines = self.log.read_text(errors="replace").splitlines()
         at = next((i for i, line in enumerate(lines) if FOUND.search(line)), max(0, len(lines) - 60))
         print("\n".join(line.replace(f"{BINARY.parent}/../src/", "") for line in lines[at:at + 200]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Real migrations of the fuzzer's machine, recorded as inputs for both sides.
 
-The format of an input: tests/qtest/fuzz/migration_fuzz.h.
+tests/qtest/fuzz/migration_fuzz.h describes the format of an input.
 """
 import contextlib
 import os
@@ -22,28 +22,28 @@ from tests.lab.fetch_proxy import HELLO_SIZE, REQUEST
 OPEN, SEND, CLOSE, WAIT, DO = range(5)
 READ, RUNNING = 0xff, 0xfe
 START_POSTCOPY, PAUSE, RECOVER, CANCEL, QUERY, TOUCH = range(6)
-# The bits of the first byte; those of the second are of bandwidths.
+# Bits of the first byte; the second byte sets bandwidths.
 CAPABILITIES = ("return-path", "postcopy-ram", "postcopy-preempt", "postcopy-blocktime", "xbzrle", "switchover-ack",
                 "multifd", "x-ignore-shared")
 SLOW = 1            # 32 KiB/s
 UNLIMITED = 0
 MAIN = 0
-# Messages of the return path that ask for pages
+# Messages of the return path that request pages
 REQUESTS = 3, 4
 TIMEOUT_S = 60
-# Until a page is requested, where all may be sent before
+# Attempts to record a page request, since the background may send all pages before one
 ATTEMPTS = 20
-# Of a recorded migration, as many requests are looked at one by one, on each connection.
+# Of a recorded migration, each connection keeps this many separate requests.
 SINGLE_REQUESTS = 3
 
 POSTCOPY = "return-path", "postcopy-ram"
-# Both of them stand for fetch channels.
+# Both capabilities stand for fetch channels.
 FETCH = "postcopy-preempt", "postcopy-blocktime"
 FETCH_CHANNELS = 2
-# The first bytes of a fetch channel, and that of a request on one; of messages of the return path it is 0.
+# The first bytes of a fetch channel, and of a request on one; messages of the return path begin with 0.
 HELLO = b"QPFC"
 FETCH_REQUEST = bytes([REQUEST])
-# Name, capabilities, and what the user does
+# Name, capabilities, and the user's actions
 SEEDS = (
     ("precopy", (), "precopy"),
     ("xbzrle", ("return-path", "xbzrle"), "precopy"),
@@ -60,7 +60,7 @@ SEEDS = (
 )
 
 
-# Of a file, which is written at offsets: as many bytes together
+# Writes to a file, at offsets, are combined to blocks of this many bytes
 FILE_BLOCK = 4096
 FILE_SEEDS = (("eager", ()), ("lazy", POSTCOPY[1:]), ("blocktime", ("postcopy-ram", "postcopy-blocktime")))
 
@@ -70,7 +70,7 @@ def record(op, arg, data=b""):
 
 
 def first_request(data):
-    """Where a part of a return path or fetch channel, of whole messages, asks for a page, or None."""
+    """The position of a page request in a part of a return path or fetch channel, of whole messages, or None."""
     at = HELLO_SIZE if data.startswith(HELLO) else 0
     if data.startswith(FETCH_REQUEST, at):
         return at
@@ -87,19 +87,19 @@ def asks(data):
 
 
 def statuses(build):
-    """The numbers of the statuses of a migration."""
+    """The numbers of migration statuses, by name."""
     text = (build / "qapi/qapi-types-migration.h").read_text()
     names = re.findall(r"^ +MIGRATION_STATUS_(\w+),$", text, re.M)
     return {name.lower().replace("_", "-"): number for number, name in enumerate(names)}
 
 
 class Tape:
-    """Between both sides: passes on and records what they send, in its order."""
+    """A proxy between both sides: passes on and records their data, in order."""
 
     def __init__(self, to, slow):
         self.to = to
-        self.slow = slow                # the source's stream, so that pages are missed
-        self.events = []                # (what, channel, bytes)
+        self.slow = slow                # delay the source's stream, so that pages are missed
+        self.events = []                # (kind, channel, bytes)
         self.lock = threading.Lock()
         self.open = {}
 
@@ -216,7 +216,7 @@ def migrate(source, destination, tape, directory, capabilities, way):
         for side in source, destination:
             side.wait_status("postcopy-active", "completed")
         if completed(destination):
-            return False                # All was sent before
+            return False                # All was sent before a request
         destination.until(lambda: tape.requests() or completed(destination), "page requests")
         if not tape.requests():
             return False
@@ -230,7 +230,7 @@ def migrate(source, destination, tape, directory, capabilities, way):
         source.cmd("migrate", uri=f"unix:{directory}/second", resume=True)
         source.wait_status("postcopy-active", "completed")
     with contextlib.suppress(ExecuteError):
-        # Not while this is being recovered
+        # Not during a recovery
         source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
     for side in source, destination:
         side.wait_status("completed")
@@ -238,7 +238,7 @@ def migrate(source, destination, tape, directory, capabilities, way):
 
 
 def events(tape):
-    """What has happened, with all that was sent at once after some requests."""
+    """The events, in which data that were sent at once are merged after some requests."""
     merged: list[tuple[str, int, bytes]] = []
     requests = 0
     for what, channel, data in tape.events:
@@ -273,7 +273,7 @@ def for_destination(tape, status):
 
 
 def for_source(tape, status, way):
-    # An answer before the question would count for nothing.
+    # QEMU would ignore an answer that precedes the question.
     records = [record(WAIT, status["active"])]
     if way != "precopy":
         records.append(record(DO, START_POSTCOPY))
@@ -286,7 +286,7 @@ def for_source(tape, status, way):
             records.append(record(OPEN, channel))
         elif what == "destination":
             if (at := first_request(data)) is not None:
-                # What is before it can be what makes postcopy active.
+                # Data before the request may be needed to reach postcopy-active.
                 if at:
                     records.append(record(SEND, channel, data[:at]))
                 records.append(record(WAIT, status["postcopy-active"]))
@@ -296,7 +296,7 @@ def for_source(tape, status, way):
 
 
 def saved(binary):
-    """Records that write the file of a guest."""
+    """Records that write a guest's file."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as tmp, Side(binary, "source", tmp) as source:
         source.cmd("migrate-set-capabilities", capabilities=[{"capability": "mapped-ram", "state": True}])
         source.cmd("migrate", uri=f"file:{tmp}/file")
@@ -310,12 +310,12 @@ def saved(binary):
         elif any(block):
             parts.append((at, block))
     return [*(record(SEND, 0, struct.pack("<I", at) + part) for at, part in parts),
-            # Zeros at the end
+            # Trailing zeros
             record(SEND, 0, struct.pack("<I", len(data) - 1) + b"\0")]
 
 
 def for_file(binary, status):
-    """{name: what is done with that file}"""
+    """{name: records that use the file}"""
     touches = [record(WAIT, RUNNING), *(record(DO, TOUCH, bytes([page])) for page in range(0, 64, 5))]
     pauses = [record(DO, PAUSE), record(WAIT, status["postcopy-paused"]), record(DO, RECOVER)]
     file = saved(binary)
@@ -340,7 +340,7 @@ def write(binary, to):
         else:
             raise AssertionError(f"no page was requested in {ATTEMPTS} migrations: {name}")
         bits = sum(1 << CAPABILITIES.index(c) for c in capabilities)
-        # There is time to begin postcopy, and to break a recovery
+        # Slow enough to begin postcopy, and to break a recovery
         speed = UNLIMITED if way == "precopy" else SLOW
         if way == "recovery":
             speed |= SLOW << 4

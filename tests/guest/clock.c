@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A guest that reads its clocks without end, two on every processor. After
- * each move to another QEMU, and every second, each processor reports how far
- * its clocks stepped at most since the last move, whether one ever went
- * backwards, and what else ARCH/clocks.c tells.
+ * A guest that reads its clocks continuously, two on every processor. After
+ * each move to another QEMU, and every second, each processor reports the
+ * largest step of its clocks since the last move, whether one ever went
+ * backwards, and the values of ARCH/clocks.c.
  */
 #include "clock.h"
 #include "touch.h"
 
-/* How far *last is behind; keep the later one of both. */
+/* Returns how far @now is behind @last; @last becomes the later one of both. */
 static uint64_t behind(uint64_t *last, uint64_t now)
 {
     uint64_t back = now < *last ? *last - now : 0;
@@ -24,12 +24,12 @@ static void keep_most(uint64_t *most, uint64_t value)
 
 _Noreturn void cpu_main(uint32_t cpu)
 {
-    static struct reading all;          /* the last ones of all processors */
-    static bool busy;                   /* protects them */
+    static struct reading all;          /* of all processors, the latest */
+    static bool busy;                   /* protects @all */
     static uint32_t moves;              /* written by processor 0 */
     static uint32_t reports;
-    static uint64_t khz;                /* of the first clock */
-    uint32_t reported = ~0u;            /* moves */
+    static uint64_t khz;                /* rate of the first clock */
+    uint32_t reported = ~0u;            /* the move of the last report */
     uint64_t report_tick = 0;
     bool ready = false;
     uint8_t here = 0;

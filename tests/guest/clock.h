@@ -10,15 +10,15 @@ struct reading {
     uint64_t clock[CLOCKS];
 };
 
-/* ARCH/clocks.c; khz: of the first clock */
+/* ARCH/clocks.c; khz: the rate of the first clock */
 void start_clocks(uint32_t cpu);
 void start_timers(uint32_t cpu, uint64_t khz);
 struct reading read_clocks(uint32_t cpu);
 void have_reported(uint32_t cpu);
-/* @move: how often the guest had moved before the clocks were read */
+/* @move: the number of moves before the clocks were read */
 void report_timers(uint32_t cpu, uint32_t move);
 
-/* The clocks' names, and what more a report has: CLOCK_FORMAT, CLOCK_VALUES */
+/* The clocks' names, and more values of a report: CLOCK_FORMAT, CLOCK_VALUES */
 #include "clocks.h"
 
 #endif

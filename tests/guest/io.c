@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* All that the guest says and is told. */
+/* The guest's reports and parameters. */
 #include <stdarg.h>
 #include "touch.h"
 
@@ -40,7 +40,7 @@ static void put_number(uint64_t value, unsigned base)
 
 void print(const char *format, ...)
 {
-    static bool busy;       /* protects line, and lines on the console */
+    static bool busy;       /* protects @line and the console */
     va_list args;
 
     while (__atomic_exchange_n(&busy, true, __ATOMIC_ACQUIRE)) {
@@ -95,7 +95,7 @@ static bool equal(const char *a, const char *b)
     return *a == *b;
 }
 
-/* The key of a file and its size; 0 if there is none. */
+/* Returns the key of a file, and its size; 0 if there is none. */
 uint16_t fw_cfg_file(const char *name, uint32_t *size)
 {
     struct { uint32_t size; uint16_t select, reserved; char name[56]; } file;

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * What each page under test must hold.
+ * The contents of each page under test.
  *
- * The first and the last word of a page count its touches in their low half
- * (so that an old page shows its age, and a page put together from two ages
- * is found); all other words are a function of seed, page and word. The count
- * is kept a second time, away from the page, in `touched`. Pages that
- * stays_zero() chooses hold zeros in place of that, and are not touched
- * before the guest has moved.
+ * The first and the last word of a page count its touches in their low half, so
+ * that an old page shows its age, and a page of parts with different ages is
+ * found; all other words are a function of seed, page and word. `touched`, away
+ * from the page, has the count, too. A page that stays_zero() chooses holds
+ * zeros instead, and is not touched before the guest has moved.
  */
 #include "touch.h"
 
@@ -58,9 +57,9 @@ static uint64_t word_step(uint64_t page)
 }
 
 /*
- * Low RAM after the payload: the touch counts, the samples of two passes, the
- * touches of the load by their ticks if they are asked for, then
- * the memory under test up to the end of RAM or as much as `mem` asks for.
+ * Low RAM after the payload: the touch counts; the samples of two passes; if
+ * they are asked for, the durations of the load's touches; then the memory
+ * under test, up to the end of RAM or as large as `mem`.
  */
 void memory_layout(void)
 {
@@ -108,7 +107,7 @@ void fill(uint32_t cpu)
     }
 }
 
-/* Books a touch whose write to the first word is done by the caller. */
+/* Counts a touch; the caller writes the page's first word. */
 static void book(uint64_t page)
 {
     __atomic_add_fetch(&words(page)[PAGE_WORDS - 1], 1, __ATOMIC_SEQ_CST);

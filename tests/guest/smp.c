@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* How processors meet. */
+/* Synchronisation of processors. */
 #include "touch.h"
 
-/* For the first one: all others come, too. */
+/* The first processor waits for the start of all others. */
 void wait_for_started(uint64_t khz)
 {
     uint64_t start = ticks();
@@ -16,8 +16,8 @@ void wait_for_started(uint64_t khz)
 }
 
 /*
- * Returns when all processors have called it. They sleep: in the lab
- * there are fewer real processors, and who spins delays those that work.
+ * Returns when all processors have called it. Waiting processors sleep: the lab
+ * has fewer real processors, and spinning ones would delay the others.
  */
 void barrier(void)
 {

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * The life of the guest: fill memory, touch it without end until it finds
- * itself on the destination, time one touch of each page there, time them once
- * more with all memory present but not mapped by KVM, check every word, report.
+ * The payload fills memory, and touches it until it is on the destination.
+ * There it times one touch of each page, then another with all memory present
+ * but not mapped by KVM, checks every word, and reports.
  */
 #include "touch.h"
 
-#define BLOCK_PAGES     512     /* of 2 MiB */
-#define LOOK_EVERY      16      /* touches between looks where we are */
-#define LOOK_SELDOM     4096    /* if they are timed: a look takes QEMU's lock */
-#define MEET_EVERY      64      /* shared pages; the faults between keep step */
-#define STRIDE          4       /* pages, of STRIDED */
+#define BLOCK_PAGES     512     /* pages of 2 MiB */
+#define LOOK_EVERY      16      /* touches between two calls of side() */
+#define LOOK_SELDOM     4096    /* if touches are timed: side() takes the BQL */
+#define MEET_EVERY      64      /* shared pages; faults keep step in between */
+#define STRIDE          4       /* pages of a step of STRIDED */
 #define HOT_SHARE       8       /* one page of so many is hot */
 #define COLD_EVERY      16      /* passes */
-#define HOT_KEY         0x5eed  /* which ones are */
+#define HOT_KEY         0x5eed  /* key of the choice of hot pages */
 
 static bool moved;
-static uint64_t khz;            /* of ticks() */
-/* ticks(), of each processor: when it last saw the source; when all was timed */
+static uint64_t khz;            /* rate of ticks() */
+/* By processor, ticks(): of the last look on the source; when all was timed */
 static uint64_t seen[MAX_CPUS], timed[MAX_CPUS];
 
-/* A permutation of 0 ... n-1 that looks random; another one for each key. */
+/* A permutation of 0 ... n-1 that looks random; each key gives another one. */
 static uint64_t permute(uint64_t i, uint64_t n, uint64_t key)
 {
     int bits = n > 1 ? 64 - __builtin_clzll(n - 1) : 1;
@@ -56,7 +56,7 @@ static uint64_t pages_of_cpu(uint32_t cpu)
     }
 }
 
-/* How many of them are timed on the destination: the first steps. */
+/* How many pages are timed on the destination: those of the first steps. */
 static uint64_t timed_of_cpu(uint32_t cpu)
 {
     return pages_of_cpu(cpu) / (par.pattern == HOT ? HOT_SHARE : 1);
@@ -68,7 +68,7 @@ static uint64_t first_sample(uint32_t cpu)
                   ? pages : pages / par.cpus + pages / BLOCK_PAGES);
 }
 
-/* Of n pages: number i in steps of STRIDE, then those between. */
+/* Of n pages: number i in steps of STRIDE, then the pages between the steps. */
 static uint64_t stride(uint64_t i, uint64_t n)
 {
     uint64_t steps = n / STRIDE;
@@ -76,7 +76,7 @@ static uint64_t stride(uint64_t i, uint64_t n)
     return i < steps * STRIDE ? i % steps * STRIDE + i / steps : i;
 }
 
-/* Of n pages: first the hot ones, which are anywhere, then the others. */
+/* Of n pages: first the hot ones, at random addresses, then the others. */
 static uint64_t hot_first(uint64_t i, uint64_t n, uint64_t key)
 {
     uint64_t hot = n / HOT_SHARE;
@@ -85,7 +85,7 @@ static uint64_t hot_first(uint64_t i, uint64_t n, uint64_t key)
     return permute(i, n, HOT_KEY);
 }
 
-/* The page of a processor's step i; processors meet before it if *together. */
+/* The page of step i of a processor; processors meet before it if *together. */
 static uint64_t page_of_step(uint32_t cpu, uint64_t i, uint64_t key,
                              bool *together)
 {
@@ -124,7 +124,7 @@ static void load(uint32_t cpu)
 
     for (uint64_t pass = 0; !par.passes || pass < par.passes; pass++) {
         for (uint64_t i = 0; i < pages_of_cpu(cpu); i++) {
-            /* Of HOT, one of the others in some passes */
+            /* With HOT, a cold page in some passes */
             bool cold = par.pattern == HOT && i >= timed_of_cpu(cpu) &&
                         (pass % COLD_EVERY || i > timed_of_cpu(cpu));
             uint64_t page = page_of_step(cpu, i, par.seed + pass, &together);
@@ -164,7 +164,7 @@ static void rest(uint64_t ms)
     }
 }
 
-/* On the destination: time one touch of each page, or of each hot one. */
+/* On the destination: times one touch of each page, or of each hot one. */
 static void measure(uint32_t cpu, int pass)
 {
     uint32_t *sample = samples[pass] + first_sample(cpu);
@@ -175,7 +175,7 @@ static void measure(uint32_t cpu, int pass)
         uint64_t page = page_of_step(cpu, i, ~par.seed, &together);
         uint64_t took;
 
-        sample[i] = 0;          /* not to fault for it while others wait */
+        sample[i] = 0;          /* no fault here while others wait */
         if (together && pass == 0) {
             barrier();
         }
@@ -192,7 +192,7 @@ static void measure(uint32_t cpu, int pass)
 
 static void report(void)
 {
-    uint64_t left = 0;          /* the source, as near as is known */
+    uint64_t left = 0;          /* the last known tick on the source */
 
     for (uint64_t cpu = 0; cpu < par.cpus; cpu++) {
         left = seen[cpu] > left ? seen[cpu] : left;
@@ -208,7 +208,7 @@ static void report(void)
     report_check();
 }
 
-/* Every processor comes here, numbered from 0. */
+/* Each processor's C code begins here, with its number from 0 on. */
 _Noreturn void cpu_main(uint32_t cpu)
 {
     set_up_interrupts();
@@ -238,7 +238,7 @@ _Noreturn void cpu_main(uint32_t cpu)
 
     load(cpu);
     if (cpu == 0 && !par.late_rom) {
-        rom_check();        /* while the ROM's own pages are missing */
+        rom_check();        /* while pages of the ROM are missing */
     }
     barrier();
     if (cpu == 0) {

@@ -10,14 +10,14 @@
 
 #define PAGE_WORDS  512
 #define PAGE_SHIFT  12
-/* Of touches by their ticks: eight for each power of two */
+/* Buckets of durations of touches: eight for each power of two */
 #define BUCKETS     512
 
 enum pattern {
     DISJOINT, SHARED, SAMEHUGE, ZEROWRITE, SMM, SEQUENTIAL, STRIDED, HOT, PATTERNS
 };
 
-/* io.c: what the guest says and is told */
+/* io.c: the guest's reports and parameters */
 void print(const char *format, ...);        /* %s %u (64 bit) %x (64 bit) */
 _Noreturn void die(const char *message);
 void read_parameters(void);
@@ -28,21 +28,21 @@ struct parameters {
     uint32_t cpus;
     enum pattern pattern;
     uint64_t seed;
-    uint32_t mem_mb;            /* under test; 0: all that is left */
+    uint32_t mem_mb;            /* memory under test; 0: the rest of RAM */
     uint32_t zero_percent;      /* pages that stay zero on the source */
-    uint32_t passes;            /* of load before the check; 0: until moved */
-    uint32_t time;              /* count the ticks of each touch of the load */
-    uint32_t late_rom;          /* touch.c: check the ROM when all is timed, not before */
-    uint32_t rest_ms;           /* touch.c: after each touch that took longer than 1 ms */
-    uint64_t vmclock;           /* x86_64/clocks.c: processor 0 reads that device */
-    uint64_t adjust;            /* x86_64/clocks.c: to IA32_TSC_ADJUST of processor 1 */
+    uint32_t passes;            /* of load() before the check; 0: until moved */
+    uint32_t time;              /* count the touches of load() by duration */
+    uint32_t late_rom;          /* touch.c: check the ROM after timing all */
+    uint32_t rest_ms;           /* touch.c: pause after a touch of over 1 ms */
+    uint64_t vmclock;           /* x86_64/clocks.c: processor 0 reads it */
+    uint64_t adjust;            /* x86_64/clocks.c: processor 1's TSC_ADJUST */
     uint32_t deadline_ms;       /* clocks.c: let a timer expire; 0: none */
-    uint32_t async;             /* x86_64/async.h: what is to be missed, and how */
+    uint32_t async;             /* x86_64/async.h: ways of missing pages */
 };
 extern struct parameters par;
 extern const char *const pattern_names[PATTERNS];
 
-/* smp.c: processors meet */
+/* smp.c: synchronisation of processors */
 extern uint32_t cpus_started;
 void barrier(void);
 void wait_for_started(uint64_t khz);
@@ -55,16 +55,16 @@ void wait_for_wake(void);
 void smi_increment(volatile uint64_t *word);
 uint64_t measure_khz(void);
 void drop_mappings(void);
-uint8_t side(void);                 /* one value for each QEMU of a migration */
+uint8_t side(void);                 /* differs between a migration's QEMUs */
 void write_console(const char *s, size_t size);
 void fw_cfg_select(uint16_t key);
 void fw_cfg_read(void *buffer, size_t size);
 
-/* memory.c: what each page must hold, and the check */
-extern uint64_t first_page;         /* of the memory under test */
+/* memory.c: the contents of each page, and the check */
+extern uint64_t first_page;         /* number, of the memory under test */
 extern uint64_t pages;
 extern uint32_t *samples[2];        /* per pass: ticks of each touch */
-extern uint32_t *times;             /* per processor: touches by their ticks */
+extern uint32_t *times;             /* per processor: touches by duration */
 void memory_layout(void);
 void fill(uint32_t cpu);
 bool stays_zero(uint64_t page);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Tests that hang, each in another call: for test_limits.py alone."""
+"""Tests that hang, each in another call: only for test_limits.py."""
 import subprocess
 import threading
 
@@ -12,7 +12,7 @@ booted: list[int] = []     # first-level machines
 
 @pytest.mark.timeout(20)
 def test_monitor(lab):
-    """The source of a post-copy stands still, and its monitor with it."""
+    """The source stops during post-copy, and its monitor with it."""
     booted.append(lab.process.pid)
     with Pair(lab, exits="on", mem=8) as pair:
         pair.midst(bandwidth=64 << 10)

@@ -11,7 +11,7 @@ from tests.lab.paths import ROOT
 
 
 def collected(interface=EXIT_ON_MISSING, tests=""):
-    """{test function: its cases' names}, of all tests or of those that TESTS asks for."""
+    """{test function: its cases' names}, of all tests or of those that TESTS selects."""
     done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "tests"], cwd=ROOT, text=True,
                           stdout=subprocess.PIPE, env=os.environ | {"INTERFACE": interface, "TESTS": tests})
     assert done.returncode == 0, done.stdout
@@ -22,7 +22,7 @@ def collected(interface=EXIT_ON_MISSING, tests=""):
 
 
 def written():
-    """All test functions, by the files."""
+    """All test functions in the files."""
     return {f"{path.relative_to(ROOT)}::{node.name}" for path in ROOT.glob("tests/**/test_*.py")
             for node in ast.parse(path.read_text()).body
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
@@ -48,7 +48,7 @@ def test_the_other_interface_can_be_the_first():
 
 
 def test_expressions_may_name_directories():
-    """migration is one of the checkout, too."""
+    """The checkout also has a directory named migration."""
     functions = collected(tests="test_sdei and not migration")
     assert functions and all("sdei" in name and "migration" not in name for name in functions), functions
     assert set(collected(tests="tests/sdei/test_sdei.py tests/async")) > set(functions)

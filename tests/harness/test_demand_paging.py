@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""tests/bench/demand-paging.c in the lab: who serves its faults, and what it refuses."""
+"""tests/bench/demand-paging.c in the lab: the threads that serve its faults, and options that it refuses."""
 import json
 
 import pytest

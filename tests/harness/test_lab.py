@@ -32,7 +32,7 @@ def tap(result):
     return len(oks)
 
 
-# Its time
+# The lab's time
 
 @pytest.mark.slow
 def test_time_by_instructions():
@@ -58,7 +58,7 @@ def test_time_by_instructions():
         assert alone > 0.5
         assert beside == pytest.approx(alone, rel=0.05)
 
-        # An instruction copies more than a byte
+        # One instruction copies more than a byte
         n = 32
         copying = f"sh -c 'for i in $(seq {n}); do dd if=/tmp/zeros of=/dev/null bs=64k; done'"
         assert took_s(copying) < 0.75 * n * (32 << 20) / 1e9
@@ -81,7 +81,7 @@ def test_kernel_interface_hidden_at_run_time(lab):
 def test_userfault_interface(lab):
     with kvm_interface.offered(lab, kvm_interface.USERFAULT):
         assert tap(lab.run(f"{abi(lab.arch)} --userfault")) > 60
-    # The test program does tell the one from the other.
+    # The test program distinguishes both interfaces.
     assert lab.run(f"{abi(lab.arch)} --userfault").rc == 1
 
 
@@ -89,7 +89,7 @@ def test_userfault_interface(lab):
 def test_kernel_interface_hidden_at_boot(arch):
     with Lab(name="hidden", append="kvm.exit_on_missing=0", arch=arch) as lab:
         tap(lab.run(f"{abi(arch)} --hidden"))
-        # The test program does tell the one from the other.
+        # The test program distinguishes both interfaces.
         assert lab.run(abi(arch)).rc == 1
 
 
@@ -177,7 +177,7 @@ def test_kernel_complaints_are_noticed(lab):
     time.sleep(0.2)
     with pytest.raises(KernelComplaint, match="only a test"):
         lab.check_kernel()
-    lab.check_kernel()  # told once
+    lab.check_kernel()  # reported once
 
 
 def test_kernel_complaints_at_the_end():
@@ -218,7 +218,7 @@ def children(pid):
 
 @pytest.mark.parametrize("sig, rc", [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
 def test_no_machine_outlives_its_driver(sig, rc):
-    # A shell starts what it puts in the background with SIGINT ignored, which is inherited.
+    # A shell starts background commands with SIGINT ignored, which they inherit.
     with subprocess.Popen([CLI, "run", "echo up; sleep 1000"], stdout=subprocess.PIPE, text=True,
                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as p:
         assert p.stdout and p.stdout.readline() == "up\n"

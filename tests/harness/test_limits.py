@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A test that hangs ends, and tells where the threads of its QEMUs stand; the next one runs."""
+"""A test that hangs is ended, and reports where the threads of its QEMUs sleep; the next test runs."""
 import os
 import re
 import subprocess

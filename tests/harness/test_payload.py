@@ -30,7 +30,7 @@ def start():
 
 
 def gdb(path, packet):
-    """A packet to the debugger's stub, which can write ROM."""
+    """Sends a packet to the debugger's stub, which can write ROM."""
     with socket.socket(socket.AF_UNIX) as s:
         s.connect(path)
         s.sendall(f"${packet}#{sum(packet.encode()) % 256:02x}".encode())
@@ -57,7 +57,7 @@ def test_boots_and_checks_its_memory(start, arch, machine, cpus):
 
 @pytest.mark.parametrize("arch, pattern, cpus", [
     *((arch, pattern, 4) for arch in BOTH for pattern in ("disjoint", "shared", "samehuge", "zerowrite", "sequential")),
-    # More than the host has
+    # More vCPUs than the host has processors
     *((arch, "shared", 18) for arch in BOTH), ("x86_64", "smm", 4)])
 def test_patterns(start, arch, pattern, cpus):
     qemu = start("destination", arch=arch, **OPTIONS | {"cpus": cpus}, pattern=pattern)
@@ -78,7 +78,7 @@ def test_samples_are_latencies(start, arch):
     for cpus in pass1, pass2:
         touches = [t for cpu in cpus for t in cpu]
         assert len(touches) == report.the("boot")["test_pages"]
-        # A touch under TCG takes a fraction of a microsecond, and it takes some time.
+        # A touch takes some time, under TCG a fraction of a microsecond.
         assert 0 < sorted(touches)[len(touches) // 2] < 1000
 
 
@@ -114,7 +114,7 @@ def moved(start, arch, meddle, extra=()):
 @ARCHS
 @pytest.mark.parametrize("offset, zero", [(0, False), (2048, False), (4088, False), (1024, True)])
 def test_finds_one_wrong_word(start, arch, offset, zero):
-    """Of a page that holds data, or of one that holds zeros"""
+    """The wrong word is in a page of data, or in a page of zeros."""
     found = {}
 
     def corrupt(source, boot):
@@ -130,7 +130,7 @@ def test_finds_one_wrong_word(start, arch, offset, zero):
     assert report.the("end")["bad_pages"] == 1
     bad, = report.all("bad")
     assert int(bad["address"], 16) == found["address"]
-    # The guest goes on counting in the first and the last word.
+    # The guest counts on in the first and the last word.
     difference = int(bad["found"], 16) - int(bad["expected"], 16)
     assert abs(difference) == 1 << 17
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What stands between source and destination in the lab's tests: tests/lab/proxy.py."""
+"""The proxy between source and destination in the lab's tests: tests/lab/proxy.py."""
 import contextlib
 import io
 

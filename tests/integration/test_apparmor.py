@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""AppArmor's lines of docs/ belong where they say, in the profiles of Debian's libvirt. No kernel enforces them."""
+"""docs/ adds lines to the right AppArmor profiles of Debian's libvirt. No kernel enforces them here."""
 import re
 import shutil
 import subprocess
@@ -10,12 +10,12 @@ from tests.lab.paths import ROOT
 
 pytestmark = pytest.mark.slow
 EMULATOR = "/opt/qemu-fault-exits/bin/*"
-LINES = {tuple(line.split(maxsplit=1)) for page in ("usage.md", "libvirt.md")
+LINES = {tuple(line.split(maxsplit=1)) for page in ("usage.md",)
          for line in re.findall(r"^/etc/apparmor[.]d/(local/.*)", (ROOT / "docs" / page).read_text(), re.M)}
 
 
 def parsed(root, base, profile):
-    """(file, what may be done with it) of a profile, as the parser understands it."""
+    """[(file, permissions)] of a profile, by AppArmor's parser."""
     lib = root / "usr/lib/x86_64-linux-gnu"
     done = subprocess.run([lib / "ld-linux-x86-64.so.2", "--library-path", lib, root / "usr/sbin/apparmor_parser",
                            "--skip-kernel-load", "--skip-cache", "--debug", "--base", base, base / profile],

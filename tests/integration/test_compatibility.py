@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The fork migrates to and from the QEMU that it is made from, and Debian's newest. What comes of it is
-in build/reports/compatibility.md."""
+"""The fork migrates to and from the QEMU that it is made from, and Debian's newest.
+build/reports/compatibility.md has the results."""
 import contextlib
 from itertools import product
 
@@ -40,13 +40,13 @@ def postcopy(lab, way, channels, machine):
         pair.finish()
         if WAYS[way][1] == FORK:
             faults = pair.faults()
-            # QEMU 10.0 takes a page on its way for that of another block (02-postcopy-fixes/0001): on arm64, all
-            # vCPUs may wait for pvtime's only page until everything else has come.
+            # QEMU 10.0 mistakes a page in flight for one of another block (02-postcopy-fixes/0001): on arm64, all vCPUs
+            # may wait for pvtime's only page until all others are received.
             late = machine == VIRT and WAYS[way][0] != FORK
             assert faults["exits"] + (faults["populated"] if late else 0) > 20, faults
 
 
-# Stock QEMU alone is for make check-all, as are Debian's newest, which has to be fetched, the second machine, and
+# Only make check-all runs stock QEMU on both sides, Debian's newest, which has to be fetched, the second machine, and
 # post-copy without preempt.
 QUICK = [("stock-to-fork", MACHINES[0]), ("fork-to-stock", MACHINES[0])]
 
@@ -89,7 +89,7 @@ def test_multifd(lab, way, encrypted):
                          ids=["preempt", "preempt-tls", "one-channel"])
 @pytest.mark.parametrize("way", WAYS)
 def test_recovery(lab, way, channels, encrypted):
-    """Post-copy that loses its connection, and goes on."""
+    """Post-copy that loses its connection, and is recovered."""
     with pair_of(lab, way, MACHINES[0], f"recovery, {channels}" + ", TLS" * encrypted,
                  **backends.CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
         pair.broken_and_recovered()
@@ -100,7 +100,7 @@ def test_recovery(lab, way, channels, encrypted):
                          ids=["preempt", "one-channel", "one-channel-tls"])
 @pytest.mark.parametrize("way", ["peer-to-fork", "fork-to-peer"])
 def test_postcopy_behind_multifd(lab, way, channels, encrypted):
-    """QEMU 10.0 refuses it."""
+    """QEMU 10.0 refuses post-copy with multifd."""
     with pair_of(lab, way, MACHINES[0], f"multifd and post-copy, {channels}" + ", TLS" * encrypted,
                  **backends.CHANNELS[channels], tls=tls.directory(lab) if encrypted else None) as pair:
         pair.use_multifd(4)

@@ -17,7 +17,7 @@ def test_deb(tmp_path):
     needs = subprocess.run(["dpkg-deb", "--field", deb, "Depends"], capture_output=True, text=True, check=True).stdout
     assert "libglib2.0" in needs
     subprocess.run(["dpkg", "-x", deb, tmp_path], check=True)
-    # As at /opt: nothing of it names the directory that it was built for.
+    # The package can be at any prefix, not only at /opt: no file contains the build's directory.
     prefix = tmp_path / "opt" / "qemu-fault-exits"
     run = subprocess.run([prefix / "bin" / "qemu-system-x86_64", "-accel", "tcg", "-display", "none", "-k", "de",
                           "-device", "virtio-net", "-monitor", "stdio", "-S"],

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A short run of the fuzzer, and what it has found once.
+"""A short run of the fuzzer, and its earlier findings.
 
-findings/SIDE-NAME.xz are inputs that ended or hung QEMU before the patch of that time.
+findings/SIDE-NAME.xz are inputs that crashed or hung QEMU before a patch.
 """
 import lzma
 import os
@@ -14,7 +14,7 @@ from tests.fuzz.fuzz import BINARY, SANITIZER, command
 from tests.lab.paths import ROOT
 
 SECONDS = 60
-# The first one builds the fuzzer.
+# The first test builds the fuzzer.
 pytestmark = pytest.mark.timeout(3600)
 FINDINGS = sorted((ROOT / "tests/fuzz/findings").glob("*.xz"))
 

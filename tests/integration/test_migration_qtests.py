@@ -19,8 +19,8 @@ CASES = [
 
 
 def run(lab, case, options=""):
-    """Run a test; how often exits were set, and faults served by them."""
-    # The tests tell nothing of it, so QEMU is run with its trace in a file.
+    """Run a test; returns how often exits were enabled, and how many faults they served."""
+    # The tests do not report exits, so QEMU runs with a trace in a file.
     lab.run("mkdir -p /tmp/traced && rm -f /tmp/traced/*", check=True)
     traced = f"/tmp/traced/qemu-system-{lab.arch}"
     lab.write_file(traced, f'#!/bin/sh\nexec /lab/{qemu(lab.arch)} "$@" {options}'
@@ -28,9 +28,9 @@ def run(lab, case, options=""):
                    " -D /tmp/traced/log.$$\n".encode(), mode=0o755)
     test = f"/{lab.arch}/migration/postcopy/{case}"
     machine = {"x86_64": "pc", "aarch64": "virt"}[lab.arch]
-    # With the default, q35, SeaBIOS 1.16.2 (Debian 12) waits 32 s for an answer of AHCI.
-    # The test reads the guest's memory in 25600 requests: two CPUs that wake each other
-    # for each of them are slow where they are emulated, and slower on a busy host.
+    # On the default machine, q35, SeaBIOS 1.16.2 (Debian 12) waits 32 s for an answer of AHCI.
+    # The test reads the guest's memory in 25600 requests. Two CPUs that wake each other for each of them are
+    # slow where they are emulated, and slower on a busy host.
     result = lab.run(f"QTEST_QEMU_BINARY={traced} QTEST_QEMU_MACHINE_TYPE={machine} taskset 1 "
                      f"build/{below('fork', lab.arch)}/tests/qtest/migration-test --full -m slow -p {test}",
                      timeout=300)
@@ -42,7 +42,7 @@ def run(lab, case, options=""):
 
 @on_both("case", CASES)
 def test_postcopy(lab, case):
-    # The guest writes 100 MiB all the time.
+    # The guest writes 100 MiB continuously.
     assert run(lab, case)
 
 
@@ -59,7 +59,7 @@ def test_postcopy_with_exits_off(lab):
 
 @on_aarch64()
 def test_fault_exits_qtest(lab):
-    """Ours, which make check runs for x86-64 on the host."""
+    """Our own qtest, which make check runs for x86-64 on the host."""
     result = lab.run(f"QTEST_QEMU_BINARY={qemu(lab.arch)} "
                      f"build/{below('fork', lab.arch)}/tests/qtest/postcopy-fault-exits-test", timeout=120)
     assert result.rc == 0, result.output

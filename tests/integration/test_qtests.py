@@ -18,7 +18,7 @@ KVM = FORK / "qemu-system-x86_64"
 TCG = Path(__file__).parent / "tcg-system-x86_64"
 DIRTY_RING = re.compile("dirty_(ring|limit)")
 pytestmark = pytest.mark.timeout(1000)
-# Without --full, "-m slow" runs no test more.
+# Without --full, "-m slow" adds no test.
 SLOW = "--full", "-m", "slow"
 
 

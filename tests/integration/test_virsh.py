@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""libvirt, unmodified, drives the fork, by the commands of docs/libvirt.md. KVM and exits are the lab's."""
+"""libvirt, unmodified, drives the fork, by the commands of docs/usage.md. KVM and exits are the lab's."""
 import functools
 import os
 
@@ -12,10 +12,10 @@ from tests.lab.network import programs
 from tests.lab.pair import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("libvirt")]
-# LIBVIRT=sid: those of that release instead
+# LIBVIRT=sid: only that release
 RELEASES = os.environ.get("LIBVIRT", "bookworm trixie").split()
 HERE = f"tcp://{ADDRESS['destination']}:{PORT}"
-# So slow that there is something left for post-copy, and time to break it.
+# So slow that memory is left for post-copy, and there is time to break it.
 POSTCOPY = "--postcopy --postcopy-after-precopy --bandwidth 32 --postcopy-bandwidth 4"
 
 
@@ -27,7 +27,7 @@ def machine():
 
 @pytest.fixture(params=RELEASES)
 def hosts_of(request, machine):
-    """Hosts of a release, with more of its arguments."""
+    """The class Hosts for a release, with more of its arguments."""
     return functools.partial(Hosts, machine, request.param, f"libvirt-{request.node.name}")
 
 
@@ -42,8 +42,8 @@ def migration(hosts, words, uri=HERE):
 
 
 def whole(host):
-    """The guest goes on there, and finds its memory as it was."""
-    first = until(lambda: host.report().lines, f"the guest goes on on the {host.name}")[-1]
+    """The guest resumes on the host, and its memory is intact."""
+    first = until(lambda: host.report().lines, f"the guest resumes on the {host.name}")[-1]
     until(lambda: host.report().lines[-1]["sweeps"] >= first["sweeps"] + 2, "the guest has checked its memory")
     report = host.report()
     assert not report.bad and not report.lines[-1]["bad"], report.bad
@@ -57,21 +57,21 @@ def test_precopy(hosts_of):
         whole(hosts.destination)
 
 
-# Its libvirtd 11.3 of the destination ends with SIGSEGV: a NULL pointer in qemuProcessIncomingDefNew().
+# trixie's libvirtd 11.3 crashes on the destination: a NULL pointer in qemuProcessIncomingDefNew().
 ENDS = pytest.mark.xfail(strict=True, raises=CommandFailed, reason="libvirtd 11.3 ends while it resumes post-copy")
 RESUME = [pytest.param(release, marks=ENDS if release == "trixie" else ()) for release in RELEASES]
 
 
 def fetched(info):
-    """How many pages fetch channels have brought."""
+    """The number of pages that fetch channels have received."""
     channels = info.get("postcopy-fetch", {"channels": ()})["channels"]
     return sum(c["pages"] + c["zero-pages"] for c in channels)
 
 
 @pytest.mark.parametrize("encrypted, cpu", [(False, "host-model"), (True, "custom")], ids=["plain", "tls"])
 def test_postcopy(machine, hosts_of, encrypted, cpu):
-    """Of named models, too, the guest is told of missing pages. Fetch channels, of which libvirt does not know, are
-    used where it lets QEMU connect: 9.0 connects by itself."""
+    """Guests of named models are notified of missing pages, too. Fetch channels, which libvirt does not support, are
+    used where libvirt lets QEMU connect: 9.0 connects by itself."""
     settings = ""
     if encrypted:
         settings = f'migrate_tls_x509_cert_dir = "{LAB}{tls.certificates(machine, ADDRESS["destination"])}"'
@@ -90,7 +90,7 @@ BY_RELAY = f"tcp://127.0.0.1:{PORT}"
 
 
 def broken(hosts):
-    """Post-copy whose connection has broken; now there is a new way."""
+    """Post-copy whose connection has broken; a new one can be made."""
     started(hosts)
     relay = hosts.relay()
     moving = hosts.source.virsh_job(migration(hosts, POSTCOPY, BY_RELAY))
@@ -106,7 +106,7 @@ def broken(hosts):
 
 @pytest.mark.parametrize("hosts_of", RESUME, indirect=True)
 def test_resume(hosts_of):
-    """Post-copy's connection breaks, and the administrator goes on with it."""
+    """Post-copy's connection breaks, and the administrator recovers it."""
     with hosts_of() as hosts:
         broken(hosts)
         hosts.source.virsh(migration(hosts, "--postcopy --postcopy-resume", BY_RELAY))
@@ -126,7 +126,7 @@ def test_memory_in_files(hosts_of):
         assert "shut off (saved)" in source.virsh("domstate guest --reason").output
         source.virsh("restore /tmp/guest.save")
         whole(source)
-        # Back to the snapshot's time. libvirt empties the console's file, so that nothing may be there yet.
+        # The guest returns to the snapshot's time. libvirt empties the console's file, which may still be empty.
         now = source.report().lines[-1]["ms"]
         source.virsh("destroy guest")
         source.virsh("restore /tmp/one.mem")
@@ -142,7 +142,7 @@ REMEDIES = {
 
 @pytest.mark.parametrize("hosts_of, remedy", [("bookworm", "sysctl"), ("trixie", "device")], indirect=["hosts_of"])
 def test_permission(machine, hosts_of, remedy):
-    """QEMUs that are not root's may not use userfaultfd, unless an administrator lets them."""
+    """Only if an administrator permits it can QEMUs of another user than root use userfaultfd."""
     let, let_not = REMEDIES[remedy]
     with hosts_of(user="libvirt-qemu") as hosts:
         machine.run("chmod 666 /dev/kvm; chmod -R a+rX /lab", check=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""For tests of pytest with the fixture lab or place: those that run on arm64 or on both architectures, and those that
-also run with the kernel interface that was not chosen.
+"""Marks for tests of pytest with the fixture lab or place: tests that run on arm64 or on both architectures, and tests
+that also run with the other kernel interface.
 
-Tests without a mark of these run on x86-64 alone, with the interface that was chosen: exit-on-missing.
+Tests without such a mark only run on x86-64, with the chosen interface: exit-on-missing.
 """
 import inspect
 from collections.abc import Callable, Collection, Iterable
@@ -21,8 +21,8 @@ Mark = Callable[[Callable[..., None]], Any]
 
 
 def both_interfaces(test: Callable[..., None]) -> Callable[..., None]:
-    """For a function that touches accel/kvm. Its cases of make check also run with the interface that was not chosen,
-    or all its cases if make check has none. These additional cases are slow; there are none without exits."""
+    """For a test of accel/kvm. Its cases of make check also run with the interface that was not chosen, or all its
+    cases if make check has none. These additional cases are slow; cases without exits have none."""
     values = [FIRST, pytest.param(SECOND, marks=pytest.mark.slow)]
     both: Callable[..., None] = pytest.mark.usefixtures("by")(
         pytest.mark.parametrize("by", values, indirect=True)(test))
@@ -59,22 +59,22 @@ def _parametrize(arches: Iterable[str], names: str, values: Iterable[Any], quick
 
 
 def choices(*axes: Iterable[Any], quick: Collection[Any]) -> list[Any]:
-    """Values for on_both() or parametrize(): one of each axis, in all combinations. Those that are
-    not in quick are slow."""
+    """Values for on_both() or parametrize(): all combinations of one value per axis. Combinations that are not in quick
+    are slow."""
     return listed(*product(*axes), quick=quick)
 
 
 def listed(*values: Any, quick: Collection[Any]) -> list[Any]:
-    """The same of these combinations: where the soak draws all of them, each pair is enough."""
+    """Like choices(), of these combinations: the soak draws all, so each pair of values is enough."""
     return [value if value in quick else pytest.param(*value, marks=pytest.mark.slow) for value in values]
 
 
 def on_both(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> Mark:
-    """As parametrize(names, values), on x86-64 and on arm64. On arm64 a test is slow, except for
-    the values in quick; True stands for all."""
+    """Like parametrize(names, values), on x86-64 and on arm64. On arm64 a test is slow, except for the values in quick;
+    True stands for all."""
     return _parametrize(("x86_64", "aarch64"), names, values, quick)
 
 
 def on_aarch64(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> Mark:
-    """The same on arm64 alone."""
+    """Like on_both(), only on arm64."""
     return _parametrize(("aarch64",), names, values, quick)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What migrations do to an arm64 guest's counters, exactly.
+"""The exact effect of migrations on an arm64 guest's counters.
 
 A guest's counter is L1's minus an offset, which L1's KVM shows in debugfs. So the difference of the
-offsets on both sides is what a migration has taken from the counter beside the time that has passed.
+offsets on both sides is the time by which a migration has delayed the counter.
 """
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tests.lab.pair import FORK, INJECT, Side
 ONE_OFFSET = ("-global", "arm-cpu.kvm-counter-offset=on")
 NO_ADJVTIME = ("-global", "arm-cpu.kvm-no-adjvtime=on")
 COUNTERS = ("virtual", "physical")
-TRIES = 10          # after which QEMU may take a counter that it could not set better
+TRIES = 10          # after which QEMU may accept an inexact counter
 
 
 def offsets(side: Side) -> list[int]:
@@ -30,14 +30,14 @@ def offsets(side: Side) -> list[int]:
 
 @dataclass
 class Jump:
-    """What a migration did to the counters, by counter."""
+    """The effect of a migration on the counters, by counter."""
 
-    added: list[int]        # beside the time that passed: 0 if it went on, ticks
+    added: list[int]        # ticks beside the time that passed: 0 if the counter ran on
     offsets: list[int]      # on the destination
     before: list[Event]     # the guest's reports
     after: list[Event]
     khz: int
-    error: int              # of which QEMU says that ten tries did not do better, ticks
+    error: int              # ticks; QEMU's error after ten tries
 
     @property
     def added_us(self) -> list[float]:
@@ -45,12 +45,12 @@ class Jump:
 
     @property
     def tolerance_us(self) -> float:
-        """10 us and a tick, where it could be so near."""
+        """10 us and a tick, or more if QEMU could not be so exact."""
         return 10 + (1 + self.error) * 1000 / self.khz
 
     @property
     def least_step_s(self) -> float:
-        """Of the largest steps that the guest has seen."""
+        """The smaller of the largest steps that the guest has seen, of all counters."""
         return min(int(e[f"step_{name}"]) for e in self.after for name in COUNTERS) / self.khz / 1000
 
     @property
@@ -59,8 +59,8 @@ class Jump:
 
 
 class CounterPair(TimePair):
-    """A guest that reads its counters. one_offset: the VM has kvm-counter-offset=on, on both sides; both: words for
-    each fork's command line."""
+    """A pair whose guest reads its counters. one_offset: the VM has kvm-counter-offset=on, on both sides; both: words
+    for each fork's command line."""
 
     def __init__(self, lab: Place, one_offset: bool = False, cpus: int = 2, source: str = FORK, destination: str = FORK,
                  both: Sequence[str] = (), source_options: Sequence[str] = (), destination_options: Sequence[str] = (),
@@ -74,7 +74,7 @@ class CounterPair(TimePair):
                          **options)
 
     def moved(self, gap_s: float = 0, postcopy: bool = False) -> Jump:
-        """Migrate; the guest does not run for gap_s if the destination was started with -S."""
+        """Migrate; if the destination was started with -S, let the guest stand still for gap_s."""
         khz = self.source.wait_event("ready")["khz"]
         was = offsets(self.source)
         migrate(self, gap_s, postcopy)
@@ -85,7 +85,8 @@ class CounterPair(TimePair):
         """From offsets and reports on the source to those on a side."""
         now = offsets(side)
         for events, (virtual, physical) in (before, was), (after, now):
-            # That the guest reads what KVM has set. It reads the physical counter second, and may be interrupted.
+            # The guest must read the values that KVM has set. It reads the physical counter second, and may be
+            # interrupted.
             late = min(signed(e["physical"] - e["virtual"] - (virtual - physical)) for e in events)
             assert 0 <= late < 100 * khz, f"{late} ticks; {events}, {virtual}, {physical}"
         tried = [re.findall(r"\w+", text) for name, text in side.trace() if name == "kvm_arm_guest_time_offset"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The Linux guest under load, which takes async page faults while it is migrated."""
+"""The Linux guest under load, with async page faults."""
 from typing import Any
 
 from tests.lab.lab import Place
@@ -16,13 +16,13 @@ def finish(pair: LinuxPair) -> None:
 
 
 def until_announced(pair: LinuxPair) -> None:
-    """How long it takes depends on how fast the guest is, and on whether requests queue behind the background."""
+    """The time depends on the guest's speed, and on whether requests queue behind the background."""
     pair.until_faults()
-    until(lambda: pair.async_counts()["announced"] > 5, "tasks are told to wait", timeout=90)
+    until(lambda: pair.async_counts()["announced"] > 5, "tasks wait", timeout=90)
 
 
 def all_delivered(pair: LinuxPair) -> Any:
-    """Each task that was told to wait has been told to go on."""
+    """Each task that was notified to wait has been notified to resume."""
     counts = until(lambda: not (counts := pair.async_counts())["outstanding"] and counts,
                    "no task waits any more")
     assert counts["delivered"] + counts["forgotten"] == counts["announced"], counts
@@ -30,6 +30,6 @@ def all_delivered(pair: LinuxPair) -> Any:
 
 
 def guest_with(lab: Place, **options: Any) -> LinuxPair:
-    """The guest, which has async page faults."""
+    """A pair whose guest has async page faults."""
     on = ASYNC_PF[lab.arch]
     return LinuxPair(lab, **LOAD | {"exits": "on", "source_options": on, "destination_options": on} | options)

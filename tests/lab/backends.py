@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What tests choose from by name: the guest's memory, and the connections that pages come by; and its disk."""
+"""Choices for tests, by name: the guest's memory, the channels for its pages, and its disk."""
 from typing import Any
 
 from tests.lab.lab import Place
 
-# For -object; of a directory, each QEMU has a file of its own.
+# For -object; with a directory, each QEMU has a file of its own.
 BACKENDS = {
     "anonymous": "",
     "anonymous-shared": "memory-backend-ram,share=on",
@@ -22,14 +22,14 @@ CHANNELS: dict[str, dict[str, Any]] = {
 
 
 def guest_on(backend: str, pattern: str = "shared") -> dict[str, Any]:
-    """Options of a pair whose vCPUs miss the same pages, or parts of the same huge ones."""
+    """Options of a pair whose vCPUs miss the same pages, or parts of the same huge pages."""
     if "huge" in backend:
         return {"backend": backend, "pattern": "samehuge", "memory_mb": 64, "mem": 48}
     return {"backend": backend, "pattern": pattern, "mem": 16}
 
 
 def shared_disk(place: Place, in_file: str = "", in_device: str = "", size_mib: int = 1) -> tuple[str, tuple[str, ...]]:
-    """Words for both sides; returns the image, too."""
+    """Returns the image, and words for both sides."""
     image = f"{place.tmp}/shared.raw"
     place.run(f"rm -f {image}; truncate -s {size_mib}M {image}", check=True)
     words = [",".join(filter(None, parts)) for parts in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the programs have in common: progress, figures, and how they end."""
+"""Common code of programs: progress, figures, and exit."""
 import signal
 import sys
 import time
@@ -15,7 +15,7 @@ started = time.monotonic()
 
 
 class ProgramError(Exception):
-    """What the program is for could not be done."""
+    """The program could not do its work."""
 
 
 def say(text: str) -> None:
@@ -23,12 +23,12 @@ def say(text: str) -> None:
 
 
 def quantile(values: Sequence[float], percent: int) -> float | None:
-    """Of sorted values, the one below which so many per cent lie; None if there are none."""
+    """The value below which so many per cent of the sorted values lie; None if there are none."""
     return values[min(len(values) - 1, len(values) * percent // 100)] if values else None
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column from the left, all others to the right."""
+    """Lines of a table: the first column is left-aligned, all others right-aligned."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) if i else cell.ljust(width)
@@ -36,12 +36,12 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def parser(doc: str | None) -> ArgumentParser:
-    """Of a program with that text."""
+    """A parser whose help begins with doc."""
     return ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
 
 
 def main(name: str, run: Callable[[Namespace], int | None], options: Namespace) -> None:
-    """End with what run(options) returns as exit status, or with one line if it fails or is interrupted."""
+    """Exit with the status that run(options) returns, or with one line if it fails or is interrupted."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(run(options))

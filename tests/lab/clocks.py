@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What migrations do to a guest's clocks, exactly.
+"""The exact effect of migrations on a guest's clocks.
 
 A vCPU's TSC is L1's TSC plus an offset, which L1's KVM shows in debugfs. So the difference of the
-offsets on both sides is what a migration has added to the TSC beside the time that has passed.
-The kvmclock is a function of the vCPU's TSC, which KVM gives to the guest, and the guest
-(tests/guest/clock.c) to us.
+offsets on both sides is the time that a migration has added to the TSC beside the time that has passed.
+The kvmclock is a function of the vCPU's TSC, whose parameters KVM gives to the guest, and the guest
+(tests/guest/clock.c) reports.
 """
 import json
 import re
@@ -22,8 +22,8 @@ CLOCK = "build/tests/clock.bin"
 
 
 def set_host_clock(lab: Place, max_error_us: int | None = 100, tai_offset_s: int = 0, faster_ppm: int = 0) -> None:
-    """Let a host's kernel believe that NTP keeps its clock right, or, with None, that nobody does; faster_ppm: in
-    hundreds, by how much the clock is slewed."""
+    """Make a host's kernel believe that NTP keeps its clock right, or, with None, that its clock is unsynchronized;
+    faster_ppm: the rate at which the clock is slewed, in hundreds."""
     state = "unsynchronized" if max_error_us is None else max_error_us
     lab.run(f"{PAYLOADS[lab.arch]}/host-clock {state} {tai_offset_s} {10000 + faster_ppm // 100}", check=True)
 
@@ -34,7 +34,7 @@ def signed(value: int) -> int:
 
 
 def kvmclock_ns(event: Event, tsc: int) -> int:
-    """The guest's kvmclock when its vCPU's TSC is tsc, by what KVM has told it."""
+    """The guest's kvmclock when its vCPU's TSC is tsc, by KVM's parameters."""
     shift: int = event["pv_shift"] - (256 if event["pv_shift"] > 127 else 0)
     ticks = signed(tsc - event["pv_tsc"])
     ticks = ticks << shift if shift >= 0 else ticks >> -shift
@@ -51,7 +51,7 @@ def offsets(side: BaseSide) -> list[int]:
 
 
 def clocks(side: Side, cpus: int, move: int, last: bool = False) -> list[Event]:
-    """What each vCPU reported first, or last so far, after that many moves."""
+    """The first report of each vCPU, or its last so far, after this number of moves."""
     def come() -> list[Event] | None:
         side.check()
         events = [e for e in side.report().all("clock") if e["move"] == move]
@@ -61,14 +61,14 @@ def clocks(side: Side, cpus: int, move: int, last: bool = False) -> list[Event]:
 
 
 def lines_after(console: bytes, at: int) -> list[Event]:
-    """The whole lines that begin behind that byte. One may be under way there: the guest writes its
-    lines byte by byte, and where a snapshot was loaded, the rest of another moment's line follows,
-    of the one that was under way when the snapshot was saved."""
+    """The whole lines that begin behind byte `at`, where the guest may be within a line: it writes byte by byte, and
+    after a snapshot is loaded, the rest of another line follows, which the guest was writing when the snapshot was
+    saved."""
     return [json.loads(line) for line in console[at:].decode().split("\n")[1:-1]]
 
 
 def later_reports(side: Side, cpus: int) -> list[Event]:
-    """What each vCPU reports last, after two reports from now on."""
+    """Each vCPU's last report, after two more reports."""
     now = len(side.lab.read_file(side.console))
 
     def reports() -> list[Event] | None:
@@ -79,13 +79,13 @@ def later_reports(side: Side, cpus: int) -> list[Event]:
 
 
 def backwards(events: Iterable[Event]) -> int:
-    """The most that any clock has gone back, by what the vCPUs report."""
+    """The largest backward step of any clock, by the vCPUs' reports."""
     return max(int(e[key]) for e in events for key in
                ("back_tsc", "back_clock", "all_back_tsc", "all_back_clock"))
 
 
 def numbers(side: Side, event: str) -> dict[str, int]:
-    """What the fork traced, on either architecture."""
+    """The numbers in an event of the fork's trace, on either architecture."""
     text = dict(side.trace())[event]
     return {key: int(value) for key, value in
             re.findall(r"(kvmclock|virtual|physical|realtime|host TSC|host counter) (\d+)", text)}
@@ -93,15 +93,15 @@ def numbers(side: Side, event: str) -> dict[str, int]:
 
 @dataclass
 class Jump:
-    """What a migration did to the clocks, by vCPU."""
+    """The effect of a migration on the clocks, by vCPU."""
 
-    tsc: list[int]              # added to the TSC beside time that passed: 0 if it went on, cycles
-    kvmclock_ns: list[float]    # added to the kvmclock
+    tsc: list[int]              # cycles added to the TSC beside time that passed: 0 if it ran on
+    kvmclock_ns: list[float]    # time added to the kvmclock
     relation_ns: list[int]      # change of kvmclock against TSC
     before: list[Event]         # the guest's reports
     after: list[Event]
     khz: int
-    settled_s: float            # from the start to when KVM read its base clock last, before these reports
+    settled_s: float            # from the start to KVM's last reading of its base clock before these reports
 
     @property
     def tsc_us(self) -> list[float]:
@@ -123,7 +123,7 @@ class Jump:
 
 
 def migrate(pair: Pair, gap_s: float, postcopy: bool, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """To the end; then, if the destination was started with -S, let the guest run after gap_s."""
+    """Migrate to the end; if the destination was started with -S, then let the guest run after gap_s."""
     if postcopy:
         pair.postcopy(bandwidth=64 * MIB)
     else:
@@ -136,7 +136,7 @@ def migrate(pair: Pair, gap_s: float, postcopy: bool, meanwhile: Callable[[], No
 
 
 def through_a_file(pair: Pair, gap_s: float, lazy: bool) -> None:
-    """The source's guest is saved; after gap_s the destination resumes it, and reads what it touches first if lazy."""
+    """Save the source's guest; after gap_s, resume it on the destination, which reads touched pages first if lazy."""
     file = f"{pair.lab.tmp}/saved"
     pair.source.set_capabilities("mapped-ram")
     pair.source.cmd("migrate", uri=f"file:{file}")
@@ -149,7 +149,7 @@ def through_a_file(pair: Pair, gap_s: float, lazy: bool) -> None:
 
 
 class TimePair(Pair):
-    """Both sides have the return path, as with libvirt, unless return_path=False, and the hosts' clocks are
+    """A pair whose sides have the return path, as with libvirt, unless return_path=False, and hosts with clocks
     synchronized to max_error_us. switch: guest-time of the source's machine; policy: the destination's."""
 
     def __init__(self, lab: Place, switch: str | None = None, policy: str | None = None,
@@ -159,7 +159,7 @@ class TimePair(Pair):
         if switch:
             source_options = ("-machine", f"guest-time={switch}", *source_options)
         if policy:
-            # A blackout of 2 s has taken 11 s in arm64's lab beside other work
+            # In arm64's lab, beside other work, a blackout of 2 s has taken 11 s
             destination_options = (*destination_options, "-global", f"migration.guest-time={policy}",
                                    "-global", "migration.guest-time-max-gap=120000")
         super().__init__(lab, source_options=source_options, destination_options=destination_options, **options)
@@ -172,13 +172,13 @@ class TimePair(Pair):
         return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]
 
     def outcome(self, side: Side | None = None) -> dict[str, Any]:
-        """What query-migrate says of guest time, on the destination."""
+        """The guest time of query-migrate, on the destination."""
         found: dict[str, Any] = (side or self.destination).cmd("query-migrate")["guest-time"]
         return found
 
 
 class ClockPair(TimePair):
-    """A guest that reads its clocks."""
+    """A pair whose guest reads its clocks."""
 
     tsc_base = 0    # the TSC of the destination's host less that of the source's
 
@@ -186,7 +186,7 @@ class ClockPair(TimePair):
         super().__init__(lab, cpus=cpus, payload=CLOCK, **options)
 
     def moved(self, gap_s: float = 0, postcopy: bool = False, meanwhile: Callable[[], None] = lambda: None) -> Jump:
-        """Migrate; the guest does not run for gap_s if the destination was started with -S."""
+        """Migrate; if the destination was started with -S, let the guest stand still for gap_s."""
         self.source.wait_event("ready")
         was = offsets(self.source)
         migrate(self, gap_s, postcopy, meanwhile)
@@ -198,8 +198,8 @@ class ClockPair(TimePair):
                          clocks(self.destination, self.cpus, 1))
 
     def failed(self, gap_s: float, meanwhile: Callable[[], None] = lambda: None) -> Jump:
-        """A migration that the destination does not load: the guest does not run for gap_s, and then goes
-        on on the source, which is to be INJECT."""
+        """A migration that the destination fails to load: the guest stands still for gap_s, and then resumes on the
+        source, which must be INJECT."""
         self.source.wait_event("ready")
         was = offsets(self.source)
         self.source.inject.arm("guest-time-taken")
@@ -211,7 +211,7 @@ class ClockPair(TimePair):
         self.source.inject.release("guest-time-taken")
         until(lambda: self.source.status() == "failed", "the migration fails")
         until(lambda: self.source.cmd("query-status")["running"], "the guest runs again")
-        # One report may have been on its way to the console, another one is from after the stop.
+        # One report may have been in flight to the console, another one is from after the stop.
         told = [e["cpu"] for e in self.source.report().all("clock")]
         until(lambda: all([e["cpu"] for e in self.source.report().all("clock")].count(cpu) >= told.count(cpu) + 2
                           for cpu in range(self.cpus)), "all vCPUs report")
@@ -220,9 +220,9 @@ class ClockPair(TimePair):
     def jump(self, was: list[int], before: list[Event], side: Side, after: list[Event]) -> Jump:
         """From offsets and reports on the source to those on a side."""
         base = self.tsc_base if side is self.destination else 0
-        # KVM keeps vCPUs that were unplugged: they are the last ones
+        # KVM keeps unplugged vCPUs, which are the last ones
         tsc = [signed(now + base - w) for now, w in zip(offsets(side), was, strict=True)][:self.cpus]
-        # At the TSC that the guest reported first
+        # At the TSC of the guest's first report
         relation = [kvmclock_ns(a, a["tsc"]) - kvmclock_ns(b, a["tsc"]) for b, a in zip(before, after, strict=True)]
         added = [t * 1e6 / tsc_khz() + r for t, r in zip(tsc, relation, strict=True)]
         start = numbers(side, "kvm_guest_time_start") if self.started(side) else {}
@@ -238,7 +238,7 @@ class ClockPair(TimePair):
         return "kvm_guest_time_start" in dict((side or self.destination).trace())
 
     def start_took_us(self, side: Side | None = None) -> float:
-        """How long it took to set the clocks when the guest started."""
+        """The time to set the clocks when the guest started."""
         return int(search(r"took (\d+) ns", dict((side or self.destination).trace())["guest_time_start"])[1]) / 1000
 
     def passed_in_blackout_us(self, jump: Jump, side: Side | None = None) -> float:

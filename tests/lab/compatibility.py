@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The table of QEMUs that migrate to each other, as tests find it: build/reports/compatibility.json and .md."""
+"""The table of QEMUs that migrate to each other, by the results of tests: build/reports/compatibility.json and .md."""
 import contextlib
 import fcntl
 import json
@@ -13,7 +13,7 @@ FILE = REPORTS / "compatibility.json"
 
 
 def version(lab: Lab, name: str) -> str:
-    """Of a QEMU in the lab: 11.1.3."""
+    """The version of a QEMU in the lab: 11.1.3."""
     return search(r"version (\S+)", lab.run(f"{qemu(lab.arch, name)} --version", check=True).output)[1]
 
 
@@ -37,7 +37,7 @@ def _write(row: dict[str, str]) -> None:
 
 @contextlib.contextmanager
 def told(lab: Lab, source: str, destination: str, machine: str, what: str) -> Iterator[None]:
-    """Have what comes of the body in the table."""
+    """Add the result of the body to the table."""
     row = {"source": f"{source} {version(lab, source)}", "destination": f"{destination} {version(lab, destination)}",
            "machine": machine, "what": what}
     try:

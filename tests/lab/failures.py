@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What can befall a migration at each of its phases, and how it may end then.
+"""Failures of a migration at each of its phases, and the ways in which it may end.
 
     precopy     while the guest runs on the source
-    switch      the package with the devices is on its way
-    listen      the destination has all of the package, and loads it
+    switch      the packaged device state is in flight
+    listen      the destination has received the packaged device state, and loads it
     postcopy    the guest runs on the destination
-    eof         the source has sent all, but for the end of the stream; or that, too
-    end         the destination has all, and the source has not heard of it
+    eof         the source has sent all memory, or the end of the stream, too
+    end         the destination has received all, and its last message is held
 
-Failures.carry_through() ends as Ended tells, or raises: Hang if nothing moves for HANG_S in a state that
-does not say why, AssertionError if the guest is damaged, runs twice, or is lost without a word.
+Failures.carry_through() returns one of Ended, or raises: Hang if nothing changes for HANG_S in a state without a
+reason, AssertionError if the guest is damaged, runs twice, or is lost without a message.
 """
 import contextlib
 import enum
@@ -29,7 +29,7 @@ from tests.lab.proxy import MAIN, PACKAGE_LENGTH, VM_EOF, Close, Copy, Page, Sen
 
 HANG_S = 60
 QUIT_S = 20
-# Statuses of which nothing more comes by itself; "exited" is ours.
+# Statuses that do not change by themselves; "exited" is ours.
 LASTING = ("completed", "failed", "cancelled", "postcopy-paused", "exited")
 KILLED = "killed"
 ACTIONS = {
@@ -41,11 +41,11 @@ ACTIONS = {
     "end": ("cut", "kill-source", "kill-destination"),
 }
 PHASES = tuple(ACTIONS)
-HELD = ("switch", "listen", "eof", "end")       # by PhaseWire
+HELD = ("switch", "listen", "eof", "end")       # phases at which PhaseWire holds
 
 
 class Ended(enum.Enum):
-    """How a migration may end."""
+    """The ways in which a migration may end."""
 
     DESTINATION = "the guest is whole on the destination"
     SOURCE = "the guest is whole on the source"
@@ -55,18 +55,18 @@ class Ended(enum.Enum):
 
 
 class Hang(Exception):
-    """Nothing moves, and no status says why."""
+    """Nothing changes, and no status has a reason for it."""
 
 
 class PhaseWire(Wire):
-    """Holds the main channel when it comes to a phase: switch at a part (0 to 1) of the package,
-    listen behind it, eof before the end of the stream or, with part > 0.5, right behind it, end what
-    the destination says after that. reached is set there; go() lets it go on."""
+    """Holds the main channel at a phase. switch: at a part (0 to 1) of the packaged device state; listen: behind it;
+    eof: before the end of the stream, or right behind it with part > 0.5; end: the destination's messages after that.
+    Sets reached at the phase; go() continues."""
 
     def __init__(self, to: int, phase: str, part: float, mute: bool = False) -> None:
         self.phase = phase
         self.part = part
-        self.mute = mute        # From there on the source hears nothing.
+        self.mute = mute        # From the phase on, the source receives nothing.
         self.reached = threading.Event()
         self._go = threading.Event()
         self._hold_back = False
@@ -97,7 +97,7 @@ class PhaseWire(Wire):
         return self._main if channel == MAIN else self._copy
 
     def _send_package(self, package: bytes, send: Send) -> None:
-        """Of which the length is no part."""
+        """self.part is of the package without its length."""
         send(package[:PACKAGE_LENGTH])
         package = package[PACKAGE_LENGTH:]
         sent = int(self.part * len(package)) if self.phase == "switch" else len(package)
@@ -124,23 +124,23 @@ class PhaseWire(Wire):
 
 
 def phase_wire(pair: Pair, uri: str, phase: str, part: float, mute: bool = False) -> PhaseWire:
-    """Put one before the pair's destination that listens at uri."""
+    """Put a PhaseWire before the pair's destination that listens at uri."""
     return pair.wire_of(PhaseWire, uri, phase=phase, part=part, mute=mute)
 
 
 def output(side: Side) -> str:
-    """The last line that QEMU has written."""
+    """QEMU's last line of output."""
     return (side.job.output.strip().splitlines() or ["nothing"])[-1]
 
 
 def diagnosis(pair: Pair) -> str:
-    """What to look at when nothing moves."""
+    """Information about a pair that hangs."""
     text = []
     for side in pair.sides:
         text.append(f"--- {side.name}, {'runs' if side.job.running else 'has ended'}; its last words: {output(side)}")
         if not side.job.running:
             continue
-        # Of QMP first, which may be what hangs: the threads are asked without it.
+        # Threads first, without QMP, which may hang.
         with contextlib.suppress(CommandFailed):
             text.append(limits.threads(pair.lab, f"$(cat {side.pidfile})"))
         try:
@@ -156,8 +156,8 @@ Seen = TypeVar("Seen")
 
 
 class Failures:
-    """Those of one migration of a pair; note: a function that is told what was done; locked: the guest has a disk
-    with an image lock; stop: the side on which the guest is stopped, before the switch or after it."""
+    """The failures of one migration of a pair; note: a function that is called with a note of each action; locked: the
+    guest has a disk with an image lock; stop: the side on which the guest is stopped, before or after the switch."""
 
     def __init__(self, pair: Pair, note: Callable[[str], None] = lambda text: None, locked: bool = False,
                  stop: str | None = None) -> None:
@@ -165,15 +165,15 @@ class Failures:
         self.note = note
         self.locked = locked
         self.stop = stop
-        self.stopped = False            # where it is now
+        self.stopped = False            # the guest is stopped
         self.killed: Side | None = None
         self.recoveries = 0
-        self.said: str | None = None    # by the survivor, of a guest that it lacks
+        self.said: str | None = None    # the survivor's message about a guest that is lost
 
-    # What is known
+    # State
 
     def ask(self, side: Side, command: str = "query-migrate") -> Any:
-        """None if the QEMU has ended."""
+        """None if the QEMU has exited."""
         try:
             return side.cmd(command)
         except (QMPError, EOFError, OSError, AssertionError) as e:
@@ -196,7 +196,7 @@ class Failures:
         return self.status(self.pair.source), self.status(self.pair.destination)
 
     def run_state(self, side: Side) -> str:
-        """Of the guest there; empty if the QEMU has ended."""
+        """The state of the guest on a side; empty if the QEMU has exited."""
         info = self.ask(side, "query-status") if side is not self.killed else None
         return str(info["status"]) if info else ""
 
@@ -204,7 +204,7 @@ class Failures:
         return self.run_state(side) == "running"
 
     def progress(self) -> object:
-        """Something that changes as long as something moves."""
+        """A value that changes as long as the migration or the guest proceeds."""
         sides = [side for side in self.pair.sides if side is not self.killed]
         sizes = self.pair.lab.run(f"wc -c {' '.join(side.console for side in sides)}").output
         infos = [self.ask(side) or {} for side in sides]
@@ -214,7 +214,7 @@ class Failures:
         return sizes, moving
 
     def until(self, condition: Callable[[], Seen | Literal[False] | None], what: str) -> Seen:
-        """As pair.until, without a limit as long as something moves."""
+        """Like pair.until, without a limit as long as progress() changes."""
         last: object = None
         since = time.monotonic()
         while not (result := condition()):
@@ -226,10 +226,10 @@ class Failures:
         return result
 
     def settled(self) -> tuple[str, str]:
-        """Wait until nothing more comes by itself; the statuses."""
+        """Wait until nothing changes by itself any more; returns the statuses."""
         def lasting() -> tuple[str, str] | None:
             s, d = self.statuses()
-            # A destination whose source was cancelled or failed before it had heard of a migration
+            # A destination whose source was cancelled or failed before the migration reached it
             done = (*LASTING, KILLED)
             last = d in done or (s in ("failed", "cancelled") and d in ("none", "setup"))
             return (s, d) if s in done and last else None
@@ -239,14 +239,14 @@ class Failures:
         assert isinstance(wire, PhaseWire), "this phase needs a PhaseWire"
         self.until(wire.reached.is_set, f"phase {wire.phase}")
 
-    # What is done
+    # Actions
 
     def act(self, action: str | None, wire: Wire, under_way_lost: bool = False) -> None:
         pair = self.pair
         if action == "cancel":
             pair.source.cmd("migrate_cancel")
         elif action == "pause":
-            # It may have completed since.
+            # The migration may have completed since.
             with contextlib.suppress(ExecuteError):
                 pair.source.cmd("migrate-pause")
             wire.cut()
@@ -265,7 +265,7 @@ class Failures:
             wire.go()
 
     def recover(self, wire_of: Callable[[str], Wire] | None = None) -> Wire:
-        """Both sides are paused: go on."""
+        """Recover, as both sides are paused."""
         pair = self.pair
         uri = pair.listen("migrate-recover")
         wire = wire_of(uri) if wire_of else pair.wire(uri)
@@ -281,7 +281,7 @@ class Failures:
             self.stopped = True
 
     def stop_and_go_on(self) -> None:
-        """If the guest runs on the destination."""
+        """Stop and continue the guest if it runs on the destination."""
         side = self.pair.destination
         if self.stop != "destination" or not self.runs(side):
             return
@@ -296,21 +296,21 @@ class Failures:
         self.note("stopped and continued")
 
     def goes_on(self, side: Side) -> None:
-        """The guest does, there, or it is still stopped."""
+        """The guest resumes on this side, or is still stopped there and is continued."""
         if self.stopped:
             self.until(lambda: self.run_state(side) == "paused", f"the guest is stopped on the {side.name}")
             side.cmd("cont")
             self.stopped = False
             self.note(f"continued on the {side.name}")
-        self.until(lambda: self.runs(side), f"the guest goes on on the {side.name}")
+        self.until(lambda: self.runs(side), f"the guest resumes on the {side.name}")
 
-    # How it ends
+    # The end
 
     def assert_one_runs(self) -> None:
         assert sum(self.runs(side) for side in self.pair.sides) < 2, "the guest runs on both sides"
 
     def assert_source_stays_out(self) -> None:
-        """Of a guest that the destination runs, whatever the source has heard, and the operator believes."""
+        """A guest that runs on the destination cannot be resumed on the source, whatever the source has received."""
         if not self.runs(self.pair.destination):
             return
         words: list[dict[str, bool]] = [{}, {"destination_dead": True}]
@@ -325,13 +325,13 @@ class Failures:
         self.assert_one_runs()
 
     def assert_way_back(self, side: Side) -> str:
-        """What a paused side says names it."""
+        """The message of a paused side names the command."""
         said = str(self.ask(side).get("error-desc"))
         assert "migrate-recover on the destination" in said, f"the {side.name} is paused, and says: {said}"
         return said
 
     def ended(self) -> Ended | None:
-        """Once settled() is through: how it has ended, or None if it is to be recovered."""
+        """Wait for settled(); returns how the migration has ended, or None if it is to be recovered."""
         pair = self.pair
         s, d = self.settled()
         self.note(f"source {s}, destination {d}")
@@ -342,7 +342,7 @@ class Failures:
             assert s in ("completed", "postcopy-paused", KILLED), f"the source says {s} of what has completed"
             return Ended.DESTINATION
         if s in ("failed", "cancelled"):
-            # The status says so first
+            # The status changes before the guest resumes
             self.goes_on(pair.source)
             self.check_by_another()
             return Ended.SOURCE
@@ -368,7 +368,7 @@ class Failures:
         raise AssertionError(f"the guest is nowhere: source {s}, destination {d}")
 
     def returned(self) -> bool:
-        """The guest goes on on the source, if the destination has not told that it may run it."""
+        """The guest resumes on the source, unless the destination has reported that it may run the guest."""
         source = self.pair.source
         try:
             source.cmd("migrate_cancel", destination_dead=True)
@@ -392,7 +392,7 @@ class Failures:
         return bool(guest.Report(side.lab.run(f"cat {side.console}").output).events)
 
     def check_on(self, side: Side) -> None:
-        """The guest has checked its memory there."""
+        """The guest has checked its memory on this side."""
         def checked() -> guest.Event | None:
             side.check()
             return side.report().first("end")
@@ -401,7 +401,7 @@ class Failures:
 
     def check_by_another(self, bandwidth: int = 128 * MIB,
                          meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Migrate the guest, which has stayed on the source, to another destination, which checks it."""
+        """Migrate the guest, which has stayed on the source, to another destination, where it checks its memory."""
         pair = self.pair
         pair.destination.end()
         pair.destination = pair.sides[1] = pair.launch(pair.lab, pair.plans[1])
@@ -415,16 +415,16 @@ class Failures:
         self.until(lambda: self.statuses() == ("completed", "completed"), "the migration to another destination")
         self.check_on(pair.destination)
 
-    # All of it
+    # The whole migration
 
     def carry_through(self, wire: Wire, troubles: Iterable[tuple[str, float]] = (), phase: str | None = None,
                       action: str | None = None, delay_s: float = 0.0, under_way_lost: bool = False,
                       meanwhile: Callable[[], None] = lambda: None) -> Ended:
-        """From a migration that has been started through that wire to its end.
+        """Carry a migration that was started through that wire to its end.
 
-        troubles: (pause or cut, seconds after the guest has run on) that are recovered from; then the
-        fault at the phase, if one is given, or none; under_way_lost: with a killed source goes what has
-        not arrived. meanwhile: called when the guest has moved."""
+        troubles: (pause or cut, seconds after the guest has run on), each followed by a recovery; then comes the
+        fault at the phase, if one is given; under_way_lost: data in flight are lost with a killed source.
+        meanwhile: called when the guest has moved."""
         pair = self.pair
         self.stop_source()
         if phase == "precopy":
@@ -465,6 +465,6 @@ class Failures:
     def recovered_to_the_end(self) -> Ended:
         while not (end := self.ended()):
             self.recover()
-            # Nothing else befalls it.
+            # There are no more failures.
             self.pair.fast()
         return end

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A proxy that knows what fetch channels carry: docs/fetch.md."""
+"""A proxy that understands the data of fetch channels: docs/devel/fetch.md."""
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ REQUEST, PAGES, ZERO, END, PING = range(1, 6)
 @dataclass
 class Frame:
     type: int
-    name: bytes     # of the RAMBlock; empty: that of the frame before
+    name: bytes     # of the RAMBlock; empty: that of the last frame
     length: int
     offset: int
     body: bytes = b""
@@ -35,11 +35,11 @@ def frames(stream: BufferedReader) -> Iterator[Frame]:
 
 
 class FetchWire(Wire):
-    """answers: pass on what the destination says on fetch channels, on so many of those that connect."""
+    """answers: how many fetch channels get the destination's data, in the order in which they connect."""
 
     def __init__(self, to: int, answers: int = 16, **options: Any) -> None:
         self.answers = answers
-        self.passed = 0         # frames of the source
+        self.passed = 0         # number of the source's frames
         super().__init__(to, **options)
 
     def _forward(self, channel: int) -> Copy:

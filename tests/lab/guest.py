@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The guest payload for tests and the demo: QEMU's command line, and the guest's report.
 
-The guest fills memory, then touches it without end. After a migration it knows by the debug
-console's readback value, on arm64 by a file of fw_cfg, that it is on the destination; there it
-times one touch of each page (pass 1), once more with all memory present but not mapped by KVM
-(pass 2: a fault that has to wait for nobody; on arm64, where a guest cannot make KVM forget
-mappings, no fault), checks every word, and reports on the console. tests/guest/memory.c tells
-what a page holds, touch.c in which order it goes.
+The guest fills memory, then touches it until it moves. The debug console's readback value, on arm64 a
+file of fw_cfg, shows whether it is on the destination; there it times one touch of each page (pass 1),
+once more with all memory present but not mapped by KVM (pass 2: a fault that does not wait; on arm64,
+where a guest cannot make KVM forget mappings, no fault), checks every word, and reports on the console.
+tests/guest/memory.c describes the contents of pages, touch.c the order of touches.
 """
 import json
 import statistics
@@ -16,11 +15,11 @@ from typing import Any
 
 from tests.lab.paths import ROOT
 
-# What the guest reports: a JSON object with the key "event".
+# A report of the guest: a JSON object with the key "event".
 Event = dict[str, Any]
 # Microseconds of touches, by processor.
 Pass = list[list[float]]
-# A touch has waited if it took longer than so many medians of the second pass.
+# A touch that took longer than this number of medians of the second pass has waited.
 WAIT_MEDIANS = 2
 
 READBACK = {"source": 0xE9, "destination": 0xD5}
@@ -29,7 +28,7 @@ MACHINE = {"x86_64": "pc", "aarch64": "virt,gic-version=3"}
 
 
 def payload(name: str = "touch", arch: str = "x86_64") -> str:
-    """Path of a payload in the checkout, and in /lab in the lab."""
+    """Path of a payload in the checkout, and below /lab in the lab."""
     return f"{PAYLOADS[arch]}/{name}.bin"
 
 
@@ -54,17 +53,17 @@ def arguments(side: str, log: Path | str, cpus: int | str = 4, memory_mb: int | 
       mem      MiB under test (all that is free)
       zero     per cent of pages that hold zeros until the guest has moved (12)
       seed     of contents and order (0)
-      passes   touch each page so often, then check, moved or not (0: until moved)
+      passes   number of touches of each page, then check, moved or not (0: until moved)
       rest     ms for which a processor rests after each touch on the destination that took more
                than 1 ms (0)
-      time     1: count all touches before the guest has moved by their duration, see times()
+      time     1: count touches by duration before the guest moves, see times()
     and for clock.bin:
       vmclock  1: processor 0 reads QEMU's vmclock device every second
-      adjust   processor 1 writes that to its IA32_TSC_ADJUST
+      adjust   value that processor 1 writes to its IA32_TSC_ADJUST
       deadline ms until a timer of the LAPIC expires, on arm64 two timers of each processor
                (0: none)
     and for async.bin and nested.bin:
-      async    sum of what tests/guest/x86_64/async.h names (0)
+      async    sum of flags of tests/guest/x86_64/async.h (0)
     """
     if arch == "aarch64":
         parameters = {"ram": memory_mb} | parameters    # no other way tells it
@@ -85,26 +84,26 @@ TIMES_BUCKETS = 512
 
 
 def times(before: bytes, after: bytes, tsc_khz: int) -> list[tuple[float, int]]:
-    """[(microseconds, touches)] between two dumps of memory, shortest first; each is a bucket's
+    """[(microseconds, touches)] between two dumps of memory, shortest first; the time of each bucket is its
     upper end, at most an eighth too long.
 
-    The dumps are of TIMES_BUCKETS * 4 bytes for each processor from event "boot"'s times_address on.
+    The dumps contain TIMES_BUCKETS * 4 bytes for each processor from event "boot"'s times_address on.
     """
     count = [0] * TIMES_BUCKETS
     for i, (a, b) in enumerate(zip(array("I", before), array("I", after), strict=True)):
         count[i % TIMES_BUCKETS] += (b - a) % (1 << 32)
-    # The guest's bucket(): the number of the highest bit and the three bits after it.
+    # Inverse of the guest's bucket(): the number of the highest bit and the three bits after it.
     return [(((i % 8 + 9 if i > 7 else i + 1) << max(i // 8 - 1, 0)) * 1000 / tsc_khz, n)
             for i, n in enumerate(count) if n]
 
 
 class Report:
-    """What a guest has said so far on one side."""
+    """A guest's reports so far on one side."""
 
     def __init__(self, text: str) -> None:
         lines = text.split("\n")[:-1]  # the last one is not complete
         if lines and not lines[0].startswith("{"):
-            del lines[0]                # nor is one within which the guest moved
+            del lines[0]                # nor is a line within which the guest moved
         self.events: list[Event] = [json.loads(line) for line in lines]
 
     def all(self, event: str) -> list[Event]:
@@ -114,20 +113,20 @@ class Report:
         return next(iter(self.all(event)), None)
 
     def the(self, event: str) -> Event:
-        """The first one, which must have been reported."""
+        """The first event of this kind, which must exist."""
         found = self.first(event)
         assert found is not None, f"the guest has not reported '{event}': {self.events}"
         return found
 
     @property
     def error(self) -> str | None:
-        """Why the guest gave up, if it did."""
+        """The reason for which the guest gave up, if it did."""
         event = self.first("error")
         return event["message"] if event else None
 
     @property
     def intact(self) -> bool:
-        """The guest has checked its memory, and all was as it must be."""
+        """Whether the guest has checked its memory, without an error."""
         end = self.first("end")
         return end is not None and end["bad_pages"] == 0 and end["bad_regions"] == 0
 
@@ -160,5 +159,5 @@ class Report:
 
 
 def wait_threshold_us(present_us: Pass, least_us: float) -> float:
-    """A touch that takes longer has waited for its page. present_us: pass 2, in which all pages are there."""
+    """A touch that takes longer has waited for its page. present_us: pass 2, in which all pages are present."""
     return max(WAIT_MEDIANS * statistics.median(t for cpu in present_us for t in cpu), least_us)

@@ -20,13 +20,13 @@ from tests.lab.paths import ROOT, qemu
 
 EXIT_ON_MISSING = Path("/sys/module/kvm/parameters/exit_on_missing")
 HUGEPAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
-# In the environment of all processes that a Host has started.
+# In the environment of all processes of a Host.
 MARK = "QEMU_TEST_PLACE"
 # 41: PR_SET_THP_DISABLE
 WITHOUT_HUGE_PAGES = """import ctypes, os, sys
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)
 os.execvp(sys.argv[1], sys.argv[1:])"""
-# What QEMU says of each: what post-copy and background snapshots need of a kernel.
+# QEMU's answers show what the kernel lacks for post-copy and for background snapshots.
 ASK = """{"execute": "qmp_capabilities"}
 {"execute": "migrate-set-capabilities", "arguments": {"capabilities": [{"capability": "postcopy-ram", "state": true}]}}
 {"execute": "migrate-set-capabilities", "arguments": {"capabilities": [
@@ -40,11 +40,11 @@ class Job(Output):
     def __init__(self, cmd: str, environment: dict[str, str]) -> None:
         self.cmd = cmd
         self._data = bytearray()
-        # It dies with us, however we die.
+        # The command dies with this process.
         self._process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "/bin/sh", "-c", cmd], cwd=ROOT,
                                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                          start_new_session=True, env=os.environ | environment)
-        # Alone writes _data; whoever wants all of it joins the thread first.
+        # Only this thread writes _data; join it before reading all output.
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -61,7 +61,7 @@ class Job(Output):
         return False
 
     def _join(self) -> None:
-        # What the command has left in the background may keep its output open.
+        # Background processes of the command may keep its output open.
         self._reader.join(1)
 
     def kill(self) -> None:
@@ -85,8 +85,8 @@ class Job(Output):
 
 
 class Host:
-    """A context manager, as lab.Lab is; accelerator: kvm, tcg, or None for the better one that there is; exits: the
-    fork is the build for tests, whose TCG exits for missing memory if postcopy-fault-exits is on."""
+    """A context manager, like lab.Lab; accelerator: kvm, tcg, or None for the better one available; exits: use the
+    build for tests as the fork, whose TCG exits for missing memory if postcopy-fault-exits is on."""
 
     address = host = "127.0.0.1"
     serial_log = Path("/dev/kmsg")
@@ -98,7 +98,7 @@ class Host:
         if accelerator == "kvm" and not usable:
             raise ProgramError("no access to /dev/kvm: as root, or in the group kvm; or --accel tcg")
         self.accelerator = "tcg" if exits else accelerator or ("kvm" if usable else "tcg")
-        # No more than PVM has
+        # A processor without features that PVM lacks
         self.qemu_words: tuple[str, ...] = ("-accel", self.accelerator,
                            "-cpu", "qemu64" if self.accelerator == "kvm" else "max")
         self.arch = arch
@@ -127,7 +127,7 @@ class Host:
         self._tmp.cleanup()
 
     def qemu(self, name: str) -> str:
-        """The fork for arm64 is a program of arm64 hosts: here another QEMU emulates that."""
+        """The fork for arm64 is a program of arm64 hosts: here another QEMU emulates arm64."""
         if self._exits and name == "fork":
             name = "inject"
         return qemu(self.arch, name) if self.arch == "x86_64" else f"qemu-system-{self.arch}"
@@ -146,14 +146,14 @@ class Host:
 
     @staticmethod
     def huge_pages(wanted: bool) -> tuple[str, ...]:
-        """Words before a command that is to have transparent huge pages, as the host sets them, or none."""
+        """Words before a command that is to have transparent huge pages, by the host's setting, or none."""
         return () if wanted else (sys.executable, "-c", WITHOUT_HUGE_PAGES)
 
     def host_port(self, port: int) -> int:
         return port
 
     def port(self, number: int) -> int:
-        """A port that nobody else gets, always the same one for a number: it is bound here, and QEMU, which sets
+        """A port that no other process gets, always the same for a number: this process binds it, and QEMU, which sets
         SO_REUSEADDR as well, may listen there."""
         if number not in self._ports:
             self._ports[number] = reserved = socket.socket()
@@ -163,7 +163,7 @@ class Host:
         return port
 
     def leftovers(self) -> list[str]:
-        """End what is left of all jobs; the commands."""
+        """Kill the remaining processes of all jobs; returns their commands."""
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -174,7 +174,7 @@ class Host:
         return found
 
     def why_not(self) -> str:
-        """What this kernel denies to QEMU, or to tests that look where its threads sleep; empty if nothing."""
+        """Rights that this kernel denies to QEMU, or to tests that look where its threads sleep; empty if none."""
         answers = self.run(f"echo {shlex.quote(ASK)} | {self.qemu('fork')} -M none -nodefaults -display none "
                            "-accel tcg -incoming defer -qmp stdio").output
         if answers.count('"return"') != ASK.count("execute"):

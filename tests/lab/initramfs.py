@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The initramfs of the lab's first-level machine.
 
-What lies in build/ on the host lies in /lab/build/ there, stripped, with the shared
-libraries and firmware at the paths that they have on the host.
+Files of build/ on the host are in /lab/build/ there, stripped, with the shared libraries and
+firmware at their paths on the host.
 """
 import fcntl
 import functools
@@ -17,7 +17,7 @@ from tests.lab.paths import BUILD, LAB, ROOT, TESTED, below, qemu
 from tests.lab.text import search
 
 CROSS = {"x86_64": "", "aarch64": "aarch64-linux-gnu-"}
-# What QEMU's pc, q35 and virt machines read.
+# Firmware that QEMU's pc, q35 and virt machines read.
 FIRMWARE = {
     "x86_64": (
         "bios.bin", "bios-256k.bin", "bios-microvm.bin", "kvmvapic.bin", "linuxboot_dma.bin",
@@ -40,7 +40,7 @@ def tool(*argv: str | Path, stdin: str = "") -> str:
 
 
 def programs(arch: str = "x86_64") -> dict[str, Path]:
-    """What the checkout's meson.build makes, up to date, by name."""
+    """Programs of the checkout's meson.build, up to date, by name."""
     where = BUILD / below("tests", arch)
     if not (where / "build.ninja").exists():
         raise BuildError(f"no {where.relative_to(ROOT)}: run make guest ARCH={arch} first")
@@ -69,7 +69,7 @@ def libraries(path: Path, arch: str) -> dict[str, Path]:
     """Shared libraries of a program, with the loader: {path in the archive: file}; none if it is
     static."""
     if arch != "x86_64":
-        # The compiler's own, a sanitizer's for example, are beside it
+        # The compiler's own libraries, a sanitizer's for example, are beside it
         where = (_packages(arch) / f"usr/lib/{arch}-linux-gnu", Path(f"/usr/{arch}-linux-gnu/lib"))
         return {f"/lib/{name}": file for name, file in libraries_in(where, path).items()}
     p = subprocess.run(["ldd", path], capture_output=True, text=True)
@@ -88,7 +88,7 @@ def _packages(arch: str) -> Path:
 
 
 def libraries_in(where: tuple[Path, ...], path: Path) -> dict[str, Path]:
-    """The same of a program for which they lie in directories: {name: file}."""
+    """Like libraries(), of a program whose libraries are in these directories: {name: file}."""
     found: dict[str, Path] = {}
 
     def look(path: Path) -> None:
@@ -110,7 +110,7 @@ def _is_elf(path: Path) -> bool:
 
 
 def firmware_dirs(arch: str = "x86_64") -> list[str]:
-    """QEMU's --firmwarepath."""
+    """The directories of QEMU's --firmwarepath."""
     header = BUILD / below("fork", arch) / "config-host.h"
     try:
         line = search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", header.read_text())
@@ -120,9 +120,8 @@ def firmware_dirs(arch: str = "x86_64") -> list[str]:
 
 
 class Archive:
-    """A cpio archive as Linux unpacks it. bsdtar writes it, from a list in the format of mtree, so
-    that it can hold what an ordinary user cannot make. (gen_init_cpio would, too, but Debian has it
-    in Linux's sources only.)"""
+    """A cpio archive as Linux unpacks it. bsdtar writes it from a list in the format of mtree, so that it can contain
+    files that an ordinary user cannot make. (gen_init_cpio could, too, but Debian only has it in Linux's sources.)"""
 
     def __init__(self) -> None:
         self.entries: dict[str, tuple[str, ...]] = {}
@@ -154,12 +153,12 @@ class Archive:
 
 
 def _escaped(path: str | Path) -> str:
-    """As mtree has it."""
+    """Escaped for mtree."""
     return re.sub(rb"[^!-~]|[\\#=]", lambda m: b"\\%03o" % ord(m[0]), os.fsencode(path)).decode()
 
 
 def _programs(arch: str) -> Iterator[tuple[str, Path]]:
-    """What of build/ goes in: (path below /lab, file)."""
+    """Files of build/ in the archive: (path below /lab, file)."""
     fork = f"build/{below('fork', arch)}"
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
     names = [f"{fork}/qemu-img", f"{fork}/contrib/vhost-user-blk/vhost-user-blk",
@@ -188,8 +187,8 @@ def _busybox(arch: str) -> tuple[Path, list[str]]:
 
 
 def build(out: Path, extra: Iterable[str] = (), arch: str = "x86_64") -> None:
-    """Write the archive to out. extra: more files of the checkout, by their path in it, and
-    programs of the host, by their absolute path."""
+    """Write the archive to out. extra: more files of the checkout, by their path in it, and programs of the host, by
+    their absolute path."""
     if not (ROOT / qemu(arch)).exists():
         raise BuildError(f"no {qemu(arch)}: run make ARCH={arch} first")
     busybox, applets = _busybox(arch)
@@ -215,7 +214,7 @@ def build(out: Path, extra: Iterable[str] = (), arch: str = "x86_64") -> None:
         if not rom:
             raise BuildError(f"no firmware {name} in {':'.join(dirs)}: scripts/deps lab")
         archive.file(str(rom), rom)
-    # One at a time makes the stripped copies.
+    # One process at a time makes stripped copies.
     with open(BUILD / "lab" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name, path in files:

@@ -369,7 +369,7 @@ static void test_ioctls(bool hidden)
 #ifdef __x86_64__
     ok(ioctl(vm, KVM_CHECK_EXTENSION, CAP_PRE_FAULT_MEMORY) == 1, "capability 236 is PRE_FAULT_MEMORY");
 #endif
-    ok(ioctl(vm, KVM_CHECK_EXTENSION, CAP_MEMORY_FAULT_INFO) == 1, "memory faults are told");
+    ok(ioctl(vm, KVM_CHECK_EXTENSION, CAP_MEMORY_FAULT_INFO) == 1, "memory faults are reported");
     for (int v2 = 0; v2 < 2; v2++) {
         const char *name = v2 ? "SET_USER_MEMORY_REGION2" : "SET_USER_MEMORY_REGION";
         uint64_t gpa = 0x1000000;

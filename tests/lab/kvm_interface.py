@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The kernel interfaces by which KVM exits for missing memory (docs/kernel.md): L1's Linux has both,
-and offers one of them. INTERFACE=userfault in the environment chooses the other one."""
+"""The kernel interfaces by which KVM exits for missing memory (docs/devel/kernel.md): L1's Linux has both, and offers
+one of them. INTERFACE=userfault in the environment chooses the other one."""
 import contextlib
 import os
 from collections.abc import Iterator
@@ -24,19 +24,19 @@ def chosen() -> str:
 
 
 def boot_words(offered: str) -> list[str]:
-    """For Linux's command line."""
+    """Words for Linux's command line."""
     return [f"kvm.{name}=0" for name in ALL if name != offered]
 
 
 def offer(lab: Runs, *names: str) -> None:
-    """Let new virtual machines in L1 have these interfaces alone."""
+    """Offer only these interfaces to new virtual machines in L1."""
     lab.run("cd /sys/module/kvm/parameters && " +
             " && ".join(f"echo {'Y' if name in names else 'N'} >{name}" for name in ALL), check=True)
 
 
 @contextlib.contextmanager
 def offered(lab: Runs, *names: str) -> Iterator[None]:
-    """The same until the end of the block; then the one that was chosen before it."""
+    """Like offer(), until the end of the block; then offer the chosen interface again."""
     before = chosen()
     offer(lab, *names)
     try:

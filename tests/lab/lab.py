@@ -4,10 +4,10 @@
     with Lab() as lab:
         print(lab.run("dmesg | tail -n 3").output)
 
-L1 is run by QEMU's TCG, so it needs nothing of the host. In it /dev/kvm is real KVM, and
-the checkout's programs are below /lab, which is the working directory of all commands:
+L1 is run by QEMU's TCG, so it needs no feature of the host. In L1 /dev/kvm is real KVM, and
+the checkout's programs are below /lab, the working directory of all commands:
 build/fork/qemu-system-x86_64, build/fork/tests/qtest/migration-test, ... or, with
-arch="aarch64", build/fork-aarch64/qemu-system-aarch64, ... See docs/lab.md.
+arch="aarch64", build/fork-aarch64/qemu-system-aarch64, ... See docs/devel/testing.md.
 """
 import ctypes
 import fcntl
@@ -34,12 +34,12 @@ from tests.lab.paths import BUILD, FORK, LAB, PATIENCE, qemu
 
 AGENT_PORT = 1
 READY = "lab: ready"
-TIMEOUT_S = 60 * PATIENCE      # of a command in L1
+TIMEOUT_S = 60 * PATIENCE      # for a command in L1
 
 
 @dataclass
 class Machine:
-    """What L1 is: words of its QEMU's command line, and of its Linux's."""
+    """L1 by architecture: words of its QEMU's command line, and of its Linux's."""
 
     qemu: Path | str
     machine: str
@@ -47,7 +47,7 @@ class Machine:
     linux: tuple[str, ...]
 
 
-# Of Linux's command line, in place of ticks of 10 ms: netem needs it.
+# A word of Linux's command line, instead of ticks of 10 ms: netem needs it.
 HIGHRES = "highres=on"
 
 MACHINES = {
@@ -55,31 +55,30 @@ MACHINES = {
         qemu=FORK / "qemu-system-x86_64",
         machine="q35",
         cpu="max,tsc-scale=off",
-        # An emulated timer is slow to set, on a busy host even more so: have a tick instead. Page
-        # tables of five levels cost time in emulation. Without another timer, Linux does not
-        # measure the TSC's frequency again, of which tsc_khz() tells it. Nor does it try the tick,
-        # of which a busy host may give it too few: it would panic.
+        # An emulated timer is slow to set, on a busy host even more so: a tick is better. Page tables of five levels
+        # cost time in emulation. Without another timer, Linux uses the TSC frequency of tsc_khz(), and does not measure
+        # it again. Nor does Linux test the tick: on a busy host it may get too few, and would panic.
         linux=("console=ttyS0", "tsc=reliable", "hpet=disable", "pmtmr=0", "highres=off", "no5lvl", "no_timer_check"),
     ),
     "aarch64": Machine(
         qemu="qemu-system-aarch64",
         machine="virt,virtualization=on,gic-version=3",
-        # "max" of QEMU 10.0 has CNTPOFF_EL2, of which its emulation takes no account.
+        # "max" of QEMU 10.0 has CNTPOFF_EL2, which QEMU's emulation ignores.
         cpu="neoverse-n1",
         linux=("console=ttyAMA0",),
     ),
 }
-# Linux copies by "rep movsb" where a processor says that it is fast. By icount that is an
-# instruction a byte, 4 us a page, which no processor takes: it copies by words then.
+# Linux copies by "rep movsb" on a processor with fast strings. By icount, that takes an instruction per byte, 4 us a
+# page, unlike any real processor: without the flags, Linux copies by words.
 NO_REP_MOVSB = ",-erms,-fsrm"
-# What must not be in the kernel's log.
+# Errors in the kernel's log.
 COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general protection fault")
 
 
 @functools.cache
 def tsc_khz() -> int:
-    """L1's TSC is the host's. On a busy host L1's Linux measures its frequency with an error of
-    hundreds of ppm, and if it finds out later, KVM refuses to run guests at the old one."""
+    """L1's TSC is the host's. On a busy host, L1's Linux measures its frequency with an error of
+    hundreds of ppm, and if it corrects that later, KVM refuses to run guests at the old one."""
     program = initramfs.programs()["tsc-khz"]
     return int(subprocess.run([program], stdout=subprocess.PIPE, check=True, text=True).stdout)
 
@@ -109,7 +108,7 @@ class CommandTimeout(CommandFailed):
 
 
 class Output:
-    """What a command has written so far: one thread appends to _data, any may read."""
+    """The output of a command so far: one thread appends to _data, any thread may read."""
 
     _data: bytearray
 
@@ -136,12 +135,12 @@ class Running(Protocol):
 
 
 class Place(Protocol):
-    """Where QEMUs are run: a Lab, or this machine (host.py)."""
+    """A place for QEMUs: a Lab, or this machine (host.py)."""
 
     name: str
     arch: str
     qemu_words: tuple[str, ...]
-    address: str    # of servers that the driver reaches by host_port()
+    address: str    # of servers to which host_port() leads
     host: str       # of the driver's own servers
     tmp: str
     exit_on_missing: bool
@@ -162,7 +161,7 @@ OnOutput = Callable[[bytes], None]
 
 
 class Job(Output):
-    """A command that runs in L1. Leave it alone, wait for it, or kill it."""
+    """A command that runs in L1. It may be left running, waited for, or killed."""
 
     def __init__(self, lab: "Lab", cmd: str, stdin: bytes, on_output: OnOutput | None) -> None:
         self.lab = lab
@@ -198,7 +197,7 @@ class Job(Output):
                 if self._on_output:
                     self._on_output(data)
         except (OSError, EOFError):
-            pass  # killed, or L1 is gone: wait() tells
+            pass  # killed, or L1 is gone: wait() reports it
         self._sock.close()
         self._done.set()
 
@@ -235,7 +234,7 @@ class Job(Output):
         return Result(self._rc, self.output)
 
 
-# Those of this process
+# The labs of this process
 RUNNING: "set[Lab]" = set()
 
 
@@ -243,21 +242,21 @@ class Lab:
     """L1 as a context manager; Lab(shell=True) gives the terminal to a shell in L1.
 
     name: the serial log is build/lab/NAME/serial.log. hugepages: of 2 MiB, mounted at
-    /dev/hugepages. extra: more files of the checkout to have below /lab, and programs of the
+    /dev/hugepages. extra: more files of the checkout below /lab, and programs of the
     host. append: words for Linux's command line. allow: a regular expression of kernel warnings
     to accept. shared: a file of the host that is a PCI device's memory in all labs that have it.
-    cpu: of L1's QEMU, if not as in MACHINES; "max" alone lets x86's KVM scale TSCs.
-    icount: L1's time is the instructions that its processors have executed, 10^9 a second of all
-    together, so that no figure depends on the host's speed; while all sleep, it is the host's time.
+    cpu: of L1's QEMU, if not as in MACHINES; only "max" lets x86's KVM scale TSCs.
+    icount: L1's time is the number of instructions that its processors have executed, 10^9 a second together,
+    so that no figure depends on the host's speed; while all sleep, it is the host's time.
     """
 
-    # For QEMUs in L1
+    # Words for QEMUs in L1
     qemu_words: tuple[str, ...] = ("-accel", "kvm", "-cpu", "max")
     address = "0.0.0.0"
     host = "10.0.2.2"
     tmp = "/tmp"
     exit_on_missing = True      # L1's KVM has it
-    # A touch that took less has not waited for another process; on huge pages that KVM has
+    # A faster touch has not waited for another process; on huge pages that KVM has
     # mapped, it is no fault at all.
     wait_us = 100
 
@@ -277,7 +276,7 @@ class Lab:
         self.shared = shared
         self.arch = arch
         self.icount = icount
-        # How many work at a time
+        # How many processors work at a time
         self.processors = 1 if icount else cpus
         if icount:
             self.wait_us = 20
@@ -329,11 +328,11 @@ class Lab:
         archive = self.dir / "initramfs.cpio"
         initramfs.build(archive, self.extra, self.arch)
 
-        # panic=-1 ends the machine.
+        # panic=-1 makes the machine exit.
         append = [*self.machine.linux, "panic=-1", f"hugepages={self.hugepages}",
                   *kvm_interface.boot_words(kvm_interface.chosen())]
         if self.icount:
-            append += [HIGHRES]     # Timers cost no more than instructions.
+            append += [HIGHRES]     # Timers only cost instructions.
         if self.arch == "x86_64":
             append += [f"tsc_early_khz={1_000_000 if self.icount else tsc_khz()}"]
         serial = f"file,path={self.serial_log}"
@@ -363,7 +362,7 @@ class Lab:
             self.process = subprocess.Popen(
                 argv, pass_fds=[theirs.fileno()], stderr=log,
                 stdin=None if self.shell else subprocess.DEVNULL,
-                # L1 dies with us, however we die.
+                # L1 dies with this process.
                 preexec_fn=lambda: libc.prctl(1, signal.SIGKILL))
         RUNNING.add(self)
         self._qmp_sock = ours
@@ -376,7 +375,7 @@ class Lab:
             self.process.wait()
             self.died("at once")
         if self.shell:
-            return  # one sees
+            return  # the user sees it
         end = time.monotonic() + self.boot_timeout
         while READY not in self.log():
             if not self.alive:
@@ -409,7 +408,7 @@ class Lab:
     # Commands
 
     def job(self, cmd: str, stdin: bytes = b"", on_output: OnOutput | None = None) -> Job:
-        """Start a command of /bin/sh in /lab; it is over when the shell is."""
+        """Start a command of /bin/sh in /lab; the job ends when the shell exits."""
         return Job(self, cmd, stdin, on_output)
 
     def run(self, cmd: str, timeout: float = TIMEOUT_S, stdin: bytes = b"", on_output: OnOutput | None = None,
@@ -436,8 +435,8 @@ class Lab:
         self.run(f"cat >{q} && chmod {mode:o} {q}", stdin=data, check=True)
 
     def huge_pages(self, wanted: bool) -> tuple[str, ...]:
-        """Let anonymous memory have transparent huge pages, or not; words before a command, of which
-        there are none."""
+        """Let anonymous memory have transparent huge pages, or not; returns words to put before a command, here
+        none."""
         self.run(f"echo {'always' if wanted else 'never'} >/sys/kernel/mm/transparent_hugepage/enabled",
                  check=True)
         return ()
@@ -485,7 +484,7 @@ class Lab:
             return ""
 
     def _where(self) -> str:
-        """What L1's processors are at, for System.map."""
+        """What L1's processors execute, for System.map."""
         registers = self._qmp("human-monitor-command", {"command-line": "info registers -a"})
         return ", ".join(re.findall(r"^(CPU#\d+|RIP=\S+|.*\bPC=\w+|.*HLT=\d)", registers, re.M))
 

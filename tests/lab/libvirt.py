@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Hosts with libvirt in the lab, unmodified, of a Debian release: each has file systems, a name and a
+"""Hosts with an unmodified libvirt of a Debian release, in the lab: each has file systems, a name and a
 network of its own, and they reach each other. The fork is the emulator of their domains.
-The lab has to have network.programs().
+The lab must have network.programs().
 
     with Hosts(lab, "bookworm", "libvirt-try") as hosts:
         hosts.source.define(xml)
@@ -20,7 +20,7 @@ from tests.lab.pair import FORK, until
 from tests.lab.paths import REPORTS, ROOT, qemu
 from tests.lab.text import search
 
-# In the lab. The lab's own root is below it, too.
+# Directories in the lab. A release's root has the lab's root below it, too.
 LIBVIRT = "/libvirt"
 LAB = "/l1"
 EMULATOR = "/usr/local/bin/qemu"
@@ -35,7 +35,7 @@ CONSOLE = "/run/guest.console"
 LOG = "/run/guest.log"
 
 
-# By libvirt's <cpu>: what else the domain needs so that its guest can be told of missing pages (docs/usage.md)
+# By libvirt's <cpu>: further lines with which the domain's guest can be notified of missing pages (docs/usage.md)
 TOLD = search(r"(?s)```xml\n(<qemu:commandline>.*?)```", (ROOT / "docs" / "usage.md").read_text())[1]
 CPUS = {
     "host-passthrough": ("<cpu mode='host-passthrough' migratable='on'/>", ""),
@@ -45,7 +45,7 @@ CPUS = {
 
 
 def domain(cpu: str = "host-passthrough", memory_mb: int = 160, cpus: int = 2, **parameters: int) -> str:
-    """The Linux guest, which knows nothing of migration. cpu: of CPUS."""
+    """The Linux guest, which has no support for migration. cpu: of CPUS."""
     kernel, initrd = linux_guest.files()
     words = " ".join(linux_guest.WORDS["x86_64"] + [f"guest.{k}={v}" for k, v in parameters.items()])
     model, more = CPUS[cpu]
@@ -72,7 +72,7 @@ def domain(cpu: str = "host-passthrough", memory_mb: int = 160, cpus: int = 2, *
 """
 
 
-# Its own file systems, below the release's root; the lab's root is in it, so that the sockets of both
+# A host has its own file systems, below the release's root; the lab's root is in it, so that the sockets of both
 # hosts can be reached from either.
 START = f"""set -e
 hostname $1
@@ -93,7 +93,7 @@ exec chroot {LIBVIRT} /usr/sbin/libvirtd
 
 
 class Host:
-    """A libvirtd. transcript: what has been said to it, and its answers; user: of its QEMUs; settings: more
+    """A libvirtd. transcript: commands, and their output; user: of its QEMUs; settings: more
     lines of its qemu.conf."""
 
     def __init__(self, lab: Lab, name: str, transcript: list[str], user: str = "root", settings: str = "") -> None:
@@ -123,7 +123,7 @@ stdio_handler = "file"
                            f"unshare -m -u sh {self.directory}/start {name} {self.directory}")
 
     def wait(self) -> None:
-        """It answers."""
+        """Wait until libvirtd answers."""
         until(lambda: not self.job.running or not self.virsh_job("uri").wait().rc, f"libvirtd of the {self.name}")
         self.check()
 
@@ -133,7 +133,7 @@ stdio_handler = "file"
             raise AssertionError(f"libvirtd of the {self.name} has ended, status {result.rc}:\n{result.output}")
 
     def command(self, command: str) -> str:
-        """A command's line that runs there."""
+        """A command line that runs a command on the host."""
         return f"nsenter -t $(cat {self.directory}/pid) -m -u -n chroot {LIBVIRT} {command}"
 
     def run(self, command: str, timeout: float = 120, *, check: bool = True) -> Result:
@@ -151,11 +151,11 @@ stdio_handler = "file"
         return result
 
     def told(self, command: str, result: Result) -> None:
-        """Have it in the transcript."""
+        """Add a command to the transcript."""
         self.transcript.append(f"{self.name}# virsh {command}\n{result.output.strip()}\n")
 
     def qmp(self, command: str, **arguments: Any) -> Any:
-        """A command of the guest's QEMU."""
+        """Send a command to the guest's QEMU."""
         line = json.dumps({"execute": command, "arguments": arguments})
         return json.loads(self.virsh(f"qemu-monitor-command guest {shlex.quote(line)}").output)["return"]
 
@@ -164,11 +164,11 @@ stdio_handler = "file"
         self.virsh(f"define {LAB}{self.directory}/guest.xml")
 
     def report(self) -> linux_guest.Report:
-        """What the guest has told there."""
+        """The guest's report on this host."""
         return linux_guest.Report(self.run(f"{LAB}/bin/cat {CONSOLE}", check=False).output)
 
     def log(self) -> str:
-        """libvirt's of the guest's QEMU."""
+        """libvirt's log of the guest's QEMU."""
         return self.run(f"{LAB}/bin/cat /var/log/libvirt/qemu/guest.log", check=False).output
 
     def end(self) -> None:
@@ -179,7 +179,7 @@ stdio_handler = "file"
 
 
 class Hosts:
-    """Both, with a network between them. user: of the destination's QEMUs; settings: of both. The transcript
+    """Both hosts, with a network between them. user: of the destination's QEMUs; settings: of both. The transcript
     is written to build/reports/NAME.txt."""
 
     def __init__(self, lab: Lab, release: str, name: str, user: str = "root", settings: str = "") -> None:
@@ -233,7 +233,7 @@ class Hosts:
                 error.add_note(f"libvirtd of the {host.name}:\n{host.job.output}")
         text = "\n".join(self.transcript)
         for host in self.hosts:
-            # As one would write it
+            # As a user would write the address
             text = text.replace(host.uri, f"qemu+ssh://{host.name}/system")
             host.end()
         REPORTS.mkdir(parents=True, exist_ok=True)
@@ -242,7 +242,7 @@ class Hosts:
 
 
 def put(lab: Lab, release: str) -> None:
-    """Have a release's libvirt in the lab."""
+    """Copy a release's libvirt to the lab."""
     if lab.run(f"test -e {LIBVIRT}/{release}").rc:
         root = initramfs.tool(ROOT / "scripts" / "fetch", f"libvirt-{release}").strip()
         tar = subprocess.run(["tar", "-C", root, "-cz", "."], stdout=subprocess.PIPE, check=True)

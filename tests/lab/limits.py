@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The end of a test that hangs, for tests/conftest.py: where the threads of its QEMUs stand."""
+"""The end of a test that hangs, for tests/conftest.py: where the threads of its QEMUs sleep."""
 import os
 import signal
 import subprocess
@@ -12,9 +12,9 @@ import pytest
 from tests.lab.lab import RUNNING, CommandFailed, Lab, LabError, Place
 from tests.lab.paths import PATIENCE
 
-SLOWER = PATIENCE / 3       # than without a sanitizer
+SLOWER = PATIENCE / 3       # by a sanitizer
 # A test that has passed its limit has this time to keep its logs. Then its first-level machines are killed, so that
-# no call waits for them any more; the test fails once more each time.
+# no call waits for them any more; each time, the test fails once more.
 UNWIND_S = 60
 LOOK_S = 20
 PASSED = pytest.StashKey[bool]()
@@ -22,7 +22,7 @@ LIMIT_S = pytest.StashKey[float]()
 
 
 def threads(place: Place, processes: str) -> str:
-    """Each thread of some processes, by words of the shell that are their numbers: where it sleeps in the kernel."""
+    """Where each thread of some processes sleeps in the kernel; processes: words of the shell that yield their IDs."""
     return place.run(SCRIPT.format(processes), timeout=LOOK_S).output.rstrip()
 
 
@@ -39,7 +39,7 @@ def descendants(of: int) -> set[int]:
         try:
             children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
         except OSError:
-            continue    # It has ended.
+            continue    # The process has ended.
     found: set[int] = set()
     new = {of}
     while new:
@@ -49,7 +49,7 @@ def descendants(of: int) -> set[int]:
 
 
 def where_they_stand() -> str:
-    """All QEMUs in this process's first-level machines, and its own on the host."""
+    """The threads of all QEMUs in this process's first-level machines, and of its own on the host."""
     found: dict[str, str] = {}
 
     def look(lab: Lab) -> None:
@@ -58,7 +58,7 @@ def where_they_stand() -> str:
         except (CommandFailed, LabError, OSError) as e:
             found[lab.name] = repr(e)
 
-    # By other threads: the signal may have interrupted a call that holds a lock.
+    # In other threads: the signal may have interrupted a call that holds a lock.
     looks = [threading.Thread(target=look, args=(lab,), daemon=True) for lab in RUNNING]
     for thread in looks:
         thread.start()
@@ -79,7 +79,7 @@ def passed(item: pytest.Item) -> bool:
 
 
 def begin(item: pytest.Item, seconds: float | None = None) -> None:
-    """The limit, or the same once more; --timeout=0: none."""
+    """Start the limit, or start it again; --timeout=0: none."""
     if seconds:
         item.stash[LIMIT_S] = seconds * SLOWER
 

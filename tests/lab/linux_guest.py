@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The Linux guest, with init.c as the only program: Debian's kernel for clouds, unchanged. On arm64, where
-no Linux knows async page faults, the lab's own.
+"""The Linux guest, with init.c as the only program: Debian's kernel for clouds, unchanged. On arm64, for which
+upstream Linux has no async page faults, the lab's own kernel.
 
     linux_guest.build()                     # build/guest/linux.kernel, build/guest/linux.initrd
     linux_guest.build("aarch64")            # the same in build/guest-aarch64
     linux_guest.build_newer()               # a newer kernel, with a driver and phc2sys: NEWER
     linux_guest.arguments(log, writers=1)   # QEMU's arguments, without accelerator and monitor
-    linux_guest.Report(text).lines          # what init.c has told: a dictionary a line
+    linux_guest.Report(text).lines          # init.c's reports: a dictionary per line
 
-It knows nothing of migration and does not take part in it.
+The guest neither supports migration nor takes part in it.
 """
 import lzma
 import re
@@ -22,18 +22,18 @@ from tests.lab.paths import LAB, ROOT, SANITIZED, below
 
 # The disk's driver, for init.c to load
 MODULE = "build/guest/virtio_blk.ko"
-# A newer kernel, of backports, with ptp_vmclock and phc2sys. For labs that are asked to have them.
+# A newer kernel, of backports, with ptp_vmclock and phc2sys. For labs with extra=build_newer().
 NEWER = ("build/guest/newer.kernel", "build/guest/newer.initrd")
-# On a busy host the TSC looks unstable while the guest boots. A character of the console is an exit: until
-# init.c asks for all, only warnings and what is worse go there.
+# On a busy host the TSC looks unstable while the guest boots. Each character of the console is an exit: until
+# init.c requests all messages, only warnings and errors go there.
 WORDS = {"x86_64": ["console=ttyS0", "loglevel=5", "tsc=reliable"], "aarch64": ["console=ttyAMA0", "loglevel=5"]}
-# QEMU's, for a guest with async page faults: on arm64 it has them only where they are asked for
+# Words for a QEMU whose guest has async page faults: on arm64 they are off by default
 ASYNC_PF = {"x86_64": (), "aarch64": ("-global", "arm-cpu.kvm-sdei=on", "-global", "arm-cpu.x-kvm-async-pf=on")}
-# What must not be in the guest's log.
+# Errors in the guest's log.
 COMPLAINTS = re.compile(lab.COMPLAINTS.pattern + "|blocked for more than|Out of memory|oom-kill|soft lockup|"
                         "hard LOCKUP|rcu.*stall|segfault|[Cc]locksource.*unstable")
-# Linux 6.12's own, where a processor goes off: seen without migration, with QEMU 10.0 and TCG, after some 60 times;
-# and what it says of a named processor of AMD's.
+# Known messages of Linux 6.12: one where a processor goes off, seen without migration, with QEMU 10.0 and TCG, after
+# some 60 times; another one for a named AMD processor.
 KNOWN = re.compile(r"-\[ cut here \]-+[\r\n]+\[[^\n]*dl_rq->running_bw > old.*?-\[ end trace [^\n]*"
                    r"|Speculative Return Stack Overflow: WARNING", re.DOTALL)
 
@@ -44,7 +44,7 @@ def files(arch: str = "x86_64") -> tuple[str, str]:
 
 
 def _unpack(deb: Path, pattern: str) -> bytes:
-    """The one file of a package whose path matches; of a kernel's module, what is compressed."""
+    """The file of a package whose path matches; a compressed module of the kernel is decompressed."""
     tar = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE, check=True)
     content = subprocess.run(["tar", "-xO", "--wildcards", pattern], input=tar.stdout, stdout=subprocess.PIPE,
                              check=True).stdout
@@ -52,7 +52,7 @@ def _unpack(deb: Path, pattern: str) -> bytes:
 
 
 def _unpacked(deb: Path, patterns: dict[str, str]) -> None:
-    """Files of a package, made anew where it is another one."""
+    """Extracts files of a package, again if the package has changed."""
     for name, pattern in patterns.items():
         file = ROOT / name
         stamp = file.with_suffix(".from")
@@ -76,7 +76,7 @@ def _archive(arch: str = "x86_64") -> initramfs.Archive:
 
 
 def build(arch: str = "x86_64") -> None:
-    """The files, made anew where what they are made of is newer."""
+    """Make the files, again if their sources are newer."""
     kernel, initrd = files(arch)
     archive = _archive(arch)
     if arch == "x86_64":
@@ -89,7 +89,7 @@ def build(arch: str = "x86_64") -> None:
 
 
 def build_newer() -> tuple[str, ...]:
-    """The same for NEWER; the files that a lab's extra is to have."""
+    """Like build(), for NEWER; returns the files for a lab's extra."""
     kernel, initrd = NEWER
     driver = "build/guest/ptp_vmclock.ko"
     deb = _fetch("newer")
@@ -110,8 +110,8 @@ def build_newer() -> tuple[str, ...]:
 def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machine: str | None = None,
               append: str = "", reboot: bool = False, newer: bool = False, arch: str = "x86_64",
               **parameters: int | str) -> list[str]:
-    """report, log: files for what init.c tells and for the kernel's log; reboot: a reset does not
-    end QEMU. newer: the kernel NEWER. Parameters: see init.c."""
+    """report, log: files for init.c's reports and for the kernel's log; reboot: QEMU does not exit at a
+    reset. newer: the kernel NEWER. Parameters: see init.c."""
     # With a sanitizer, a second of the kernel's own work can take half a minute.
     words = [*WORDS[arch], "panic=-1", "nowatchdog" if SANITIZED else "", append]
     words += [f"guest.{key}={value}" for key, value in parameters.items()]
@@ -128,17 +128,17 @@ def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machin
 
 
 def complaints(log: str) -> list[str]:
-    """Lines of the kernel's log that must not be there."""
+    """Lines of the kernel's log that are errors."""
     return [line for line in KNOWN.sub("", log).split("\n") if COMPLAINTS.search(line)]
 
 
 class Report:
-    """What init.c has said: lines of counters, and what was bad."""
+    """The reports of init.c: lines of counters, and errors."""
 
     def __init__(self, text: str) -> None:
         lines = text.split("\n")[:-1]       # the last one is not complete
         self.boots = lines.count("ready")
-        # Where threads of a kind count what they have done, by physical address
+        # The addresses of counters, by kind of thread, in guest physical memory
         self.addresses = {k: int(v) for line in lines if line.startswith("at ")
                           for k, v in re.findall(r"(\w+)=(\d+)", line)}
         self.bad = [line for line in lines if line.startswith("bad")]

@@ -10,16 +10,16 @@ from tests.lab import guest, linux_guest
 from tests.lab.lab import Place
 from tests.lab.pair import BasePair, BaseSide, until
 
-# What init.c reports: names and numbers.
+# A report of init.c: names and numbers.
 Line = dict[str, int]
 
 
 class LinuxSide(BaseSide):
-    # By a guest that this QEMU has loaded
+    # Reports of a guest before this QEMU loaded it
     said_before = ""
 
     def guest_arguments(self, options: dict[str, Any]) -> list[str]:
-        self.log = f"{self.lab.tmp}/{self.name}.log"    # of the guest's kernel
+        self.log = f"{self.lab.tmp}/{self.name}.log"    # the log of the guest's kernel
         self.logs.append(self.log)
         return linux_guest.arguments(self.console, self.log, **options, arch=self.lab.arch)
 
@@ -33,7 +33,7 @@ class LinuxSide(BaseSide):
         def ready() -> bool:
             self.check()
             report = self.report()
-            # It has booted elsewhere if it has moved here
+            # A guest that has moved here has booted elsewhere
             return bool(report.boots or report.lines)
         until(ready, "the Linux guest has booted", timeout=90)
 
@@ -55,7 +55,7 @@ class LinuxPair(BasePair[LinuxSide]):
         return super().__enter__()
 
     def check_memory(self) -> None:
-        """Let the guest check all of its memory once more, then look at all that it has said."""
+        """Let the guest check all of its memory once more, then check all its reports."""
         def swept() -> bool:
             lines = self.destination.report().lines
             return bool(lines) and lines[-1]["sweeps"] >= lines[0]["sweeps"] + 2
@@ -63,8 +63,8 @@ class LinuxPair(BasePair[LinuxSide]):
         self.check_logs()
 
     def counts_at_switch(self) -> dict[str, int]:
-        """What the threads of a kind have done when the source's guest was stopped: its last report is older,
-        and while nothing is missing they do much in little time."""
+        """The counters of threads when the source's guest was stopped: the guest's last report is older,
+        and while no page is missing, the threads do much in little time."""
         until(lambda: not self.source.cmd("query-status")["running"], "the source's guest is stopped")
         report = self.source.report()
         assert report.addresses, "the guest's init is an old one: make guest"
@@ -76,8 +76,8 @@ class LinuxPair(BasePair[LinuxSide]):
         return counts
 
     def until_reports(self, n: int = 10) -> list[Line]:
-        """The guest has reported so often from the destination: what it and its console touch without
-        end has come, so that QEMU's main thread misses no page if the source falls silent."""
+        """Wait for n reports from the destination: by then, pages that the guest and its console touch all the time
+        have been received, so that QEMU's main thread misses no page if the source sends no data."""
         return until(lambda: len(lines := self.destination.report().lines) >= n and lines,
                      f"{n} reports from the destination", timeout=60)
 
@@ -85,8 +85,8 @@ class LinuxPair(BasePair[LinuxSide]):
         return self.destination.cmd("query-migrate").get("postcopy-async")
 
     def until_outstanding(self) -> Any:
-        """Let the source send nothing at a time at which guest tasks sleep for pages. All vCPUs may
-        happen to be in the guest's kernel, and wait there."""
+        """Stop the source at a time at which guest tasks sleep for pages. By chance, all vCPUs may wait in the
+        guest's kernel."""
         for _ in range(40):
             self.source.signal("STOP")
             self.until_quiet()
@@ -98,7 +98,7 @@ class LinuxPair(BasePair[LinuxSide]):
         raise AssertionError(f"no task waits for a page: {counts}")
 
     def next(self) -> None:
-        """The destination is the source of another migration."""
+        """Make the destination the source of another migration."""
         end, self.source = self.source, self.destination
         end.end()
         plan = self.plans[0 if end.name == "source" else 1]
@@ -118,7 +118,7 @@ class LinuxPair(BasePair[LinuxSide]):
             assert not complaints, complaints
 
     def check_threads(self, seconds: float = 10) -> None:
-        """Each thread goes on: its counter advances."""
+        """Each thread runs: its counter advances."""
         first = self.until_reports(1)[-1]
         names = [k for k in first if k.rstrip("0123456789") in
                  ("writer", "computer", "forker", "copier", "clock", "disk")]

@@ -9,11 +9,11 @@ from tests.lab.pair import FORK, Pair, Side, until
 from tests.lab.proxy import MAIN, Lie, Wire
 
 SLOT, IO = 5, 0xc000
-QUEUE_PAGES = 8     # at most
+QUEUE_PAGES = 8     # pages, at most
 
 
 def set_queue(side: Side, page: int) -> None:
-    """Let virtio-rng have its queue there, by its legacy interface."""
+    """Put virtio-rng's queue at this page, by its legacy interface."""
     for register, value in (0x10, IO), (0x04, 0x7):     # BAR 0; input and output, memory, bus master
         side.hmp(f"o/w 0xcf8 {1 << 31 | SLOT << 11 | register:#x}")
         side.hmp(f"o/w 0xcfc {value:#x}")
@@ -25,12 +25,12 @@ def set_queue(side: Side, page: int) -> None:
 def loading(lab: Place, lie: Lie, destination: str = FORK, capabilities: Sequence[str] = (), lying: int = MAIN,
             wrapper: Sequence[str] = (), until_waits: bool = True, mem: int = 16, source_options: Sequence[str] = (),
             **options: Any) -> Iterator[tuple[Pair, Wire]]:
-    """The destination's main thread waits for a page of virtio's ring."""
+    """A pair whose destination's main thread waits for a page of virtio's ring."""
     words = ("-device", f"virtio-rng-pci,addr={SLOT:#x},disable-modern=on")
     with Pair(lab, capabilities=capabilities, destination=destination, mem=mem, zero=0,
               source_options=(*words, *source_options), destination_options=words, wrapper=wrapper, **options) as pair:
         pair.source.wait_event("ready")
-        # This memory is written without end, and its end comes last in pre-copy: it is missing.
+        # The guest writes this memory all the time, and pre-copy sends its end last: it is missing.
         boot = pair.source.report().the("boot")
         set_queue(pair.source, (boot["test_address"] >> 12) + boot["test_pages"] - QUEUE_PAGES)
         wire = pair.wire(pair.listen(), lie=lie, lying=lying)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A network between the two QEMUs of a lab, or of this machine: the destination has a network name space of its own,
-and between it and the rest lies a link with a delay and a bandwidth (tc netem), or on this machine with a bandwidth
-alone (tc tbf)."""
+and a link with a delay and a bandwidth (tc netem) connects it to the rest; on this machine, the link only has a
+bandwidth (tc tbf)."""
 import contextlib
 import os
 import shutil
@@ -16,14 +16,14 @@ from tests.lab.pair import QMP_PORT
 
 SPACE = "destination"
 HERE, THERE = "10.9.0.1", "10.9.0.2"
-# Packets in a queue: more than a TCP window has, as a queue that is full would lose some.
+# Packets in a queue: more than a TCP window has, since a full queue would lose some.
 QUEUE_PACKETS = 100000
-# The same, in bytes.
+# The same limit, in bytes.
 QUEUE_BYTES = 64 << 20
 
 
 def programs() -> list[str]:
-    """Of the host, to have in the lab."""
+    """Paths on the host, of programs for the lab."""
     found = [path for name in ("ip", "tc") if (path := shutil.which(name, path="/usr/sbin:/sbin:/usr/bin:/bin"))]
     if len(found) != 2:
         raise ProgramError("no ip or no tc: scripts/deps lab")
@@ -31,8 +31,8 @@ def programs() -> list[str]:
 
 
 class Network:
-    """delay_us, loss_percent: of each direction; bandwidth_mbit: of each direction, or 0 for no limit. On this machine
-    it is a context manager, and a run that has been killed before is cleaned up."""
+    """delay_us, loss_percent: of each direction; bandwidth_mbit: of each direction, or 0 for no limit. On this machine,
+    it is a context manager, which also cleans up after a killed run."""
 
     uri = f"tcp:{THERE}:4010"
 
@@ -53,7 +53,7 @@ class Network:
                 rule += f" rate {bandwidth_mbit}mbit"
             if loss_percent:
                 rule += f" loss {loss_percent}%"
-        # Of a link's packets, not of the 64 KiB that a kernel passes on as one.
+        # Packets as they are on a link, not the 64 KiB that a kernel passes on at once.
         single = " gso_max_segs 1" if loss_percent else ""
         lab.run(f"""{self.remove}
             set -e
@@ -73,7 +73,7 @@ class Network:
         self.round_trip_us = float(times.split("=")[1].split("/")[1]) * 1000
 
     def relay_to(self, lab: Place) -> Running:
-        """To the monitor of a destination, which may not listen yet."""
+        """Relay connections to the monitor of a destination, which may not listen yet."""
         port = lab.port(QMP_PORT["destination"])
         there = " ".join(self.wrapper)
         return lab.job(f"exec busybox nc -ll -p {port} -e sh -c "
@@ -81,7 +81,7 @@ class Network:
 
     @contextlib.contextmanager
     def relayed(self, lab: Place) -> Iterator[None]:
-        """For the destination of another place on the same machine."""
+        """Like relay_to(), for the destination of another place on the same machine."""
         relay = self.relay_to(lab)
         try:
             yield

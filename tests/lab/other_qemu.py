@@ -17,10 +17,10 @@ from tests.lab.text import search
 
 PEER = "peer"
 LOADER = "ld-linux-x86-64.so.2"
-# To be put before another program, which then has these libraries
+# Words before another program, which then uses these libraries
 _WHERE = qemu("x86_64", PEER).rsplit("/", 1)[0]
 LIBRARIES = (f"{_WHERE}/lib/{LOADER}", "--library-path", f"{_WHERE}/lib")
-# It starts the program with the libraries and the firmware beside it.
+# Starts the program with the libraries and the firmware beside it.
 SCRIPT = f"""#!/bin/sh
 here=${{0%/*}}
 exec "$here/lib/{LOADER}" --library-path "$here/lib" "$here/qemu" -L "$here/firmware" "$@"
@@ -33,7 +33,7 @@ def _root() -> Path:
 
 
 def version() -> str:
-    """11.1, for example."""
+    """The version, for example 11.1."""
     lib = _root() / "usr/lib/x86_64-linux-gnu"
     told = initramfs.tool(lib / LOADER, "--library-path", lib, _root() / "usr/bin/qemu-system-x86_64", "--version")
     return search(r"version (\d+\.\d+)", told)[1]
@@ -41,7 +41,7 @@ def version() -> str:
 
 @functools.cache
 def _archive() -> bytes:
-    """What is put below build/peer of a lab: a tar file."""
+    """A tar file for build/peer of a lab."""
     root = _root()
     program = root / "usr/bin/qemu-system-x86_64"
     lib = root / "usr/lib/x86_64-linux-gnu"
@@ -60,7 +60,7 @@ def _archive() -> bytes:
 
 
 def put(lab: Host | Lab) -> None:
-    """Have it there as PEER; on this machine, below build."""
+    """Copy the QEMU to a lab as PEER; on this machine, below build."""
     path = qemu("x86_64", PEER)
     if isinstance(lab, Host):
         with tarfile.open(fileobj=io.BytesIO(_archive())) as tar:

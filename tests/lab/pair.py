@@ -6,7 +6,7 @@
         pair.finish()
         assert pair.faults()["exits"] > 0
 
-If the body fails, all that the two QEMUs and the guest wrote is kept, and the failure tells where.
+If the body fails, all output of the two QEMUs and the guest is kept, and the failure says where.
 """
 import contextlib
 import logging
@@ -34,7 +34,7 @@ from tests.lab.sanitizer import ENVIRONMENT
 from tests.lab.text import search
 from tests.lab.threads import Thread, threads
 
-# Of the lab's architecture
+# Builds of QEMU, for the lab's architecture
 FORK = TESTED
 STOCK = "stock"
 # The fork with points at which its threads can be held or fail: Side.inject. Sanitizers have them, too.
@@ -42,7 +42,7 @@ INJECT = "inject" if FORK == "fork" else FORK
 
 QMP_PORT = {"source": 4001, "destination": 4002}
 FIRST_MIGRATION_PORT = 4010
-# Of a source
+# Words for a source
 NO_WINDOW = ("-global", "migration.x-postcopy-window=off")
 NO_FIRST = ("-global", "migration.x-postcopy-first=off")
 MIB = 1 << 20
@@ -75,7 +75,7 @@ Seen = TypeVar("Seen")
 
 def until(condition: Callable[[], Seen | Literal[False] | None], what: str, timeout: float = 60,
           pause: float = 0.1) -> Seen:
-    """Wait until condition() is true, and return what it returned."""
+    """Wait until condition() is true, and return its result."""
     timeout *= PATIENCE
     end = time.monotonic() + timeout
     while not (result := condition()):
@@ -85,7 +85,7 @@ def until(condition: Callable[[], Seen | Literal[False] | None], what: str, time
 
 
 def event_us(event: Mapping[str, Any]) -> int:
-    """When QEMU emitted it, in microseconds since the epoch."""
+    """The time at which QEMU emitted the event, in microseconds since the epoch."""
     at = event["timestamp"]
     return int(at["seconds"] * 10**6 + at["microseconds"])
 
@@ -95,7 +95,7 @@ def listens(lab: Place, port: int) -> bool:
 
 
 class Heard(logging.Handler):
-    """The last that has been said by QMP."""
+    """The last messages of QMP."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -122,27 +122,27 @@ class Inject:
         lab.run(f"rm -rf {directory}; mkdir {directory}", check=True)
 
     def arm(self, point: str) -> None:
-        """Let the next thread that comes to the point be held there, or fail there."""
+        """Let the next thread that gets to the point be held there, or fail there."""
         self.lab.run(f"touch {self.directory}/{point}", check=True)
 
     def held(self, point: str) -> bool:
-        """Whether a thread is held."""
+        """Whether a thread is held at the point."""
         return not self.lab.run(f"test -e {self.directory}/{point}.held").rc
 
     def passed(self, point: str) -> bool:
-        """Whether a thread has come to the point since arm()."""
+        """Whether a thread has got to the point since arm()."""
         return bool(self.lab.run(f"test -e {self.directory}/{point}").rc)
 
     def wait_held(self, point: str) -> None:
         until(lambda: self.held(point), f"a thread at the point {point}")
 
     def hold_next(self, point: str) -> None:
-        """Let the thread go on, and hold the one that comes to the point next."""
+        """Release the thread, and hold the next one that gets to the point."""
         self.lab.run(f"touch {self.directory}/{point}; rm -f {self.directory}/{point}.held", check=True)
         self.wait_held(point)
 
     def release(self, point: str) -> None:
-        """Let the thread go on; no other one will be held."""
+        """Release the thread, and hold no other one."""
         self.lab.run(f"rm -f {self.directory}/{point} {self.directory}/{point}.held", check=True)
 
 
@@ -156,7 +156,7 @@ class BaseSide(ABC):
         self.qemu = qemu
         self.console = f"{lab.tmp}/{name}.console"
         self.trace_log = f"{lab.tmp}/{name}.trace"
-        self.logs = [self.console, self.trace_log]      # what is kept of a test that fails
+        self.logs = [self.console, self.trace_log]      # files to keep if a test fails
         self.pidfile = f"{lab.tmp}/{name}.pid"
         self.port = lab.port(QMP_PORT[name])
         self._qmp: QEMUMonitorProtocol | None = None
@@ -180,7 +180,7 @@ class BaseSide(ABC):
 
     @abstractmethod
     def wait_ready(self) -> None:
-        """Wait until the guest does what it does until it is moved."""
+        """Wait until the guest runs its load."""
 
     @property
     def qmp(self) -> QEMUMonitorProtocol:
@@ -188,7 +188,7 @@ class BaseSide(ABC):
         return self._qmp
 
     def connect(self) -> None:
-        # L1's QEMU accepts connections before the one in L1 does.
+        # L1's QEMU accepts connections before the QEMU in L1 does.
         until(lambda: not self.job.running or listens(self.lab, self.port), f"QMP of the {self.name}")
         self.check()
         self._qmp = QEMUMonitorProtocol(("127.0.0.1", self.lab.host_port(self.port)),
@@ -196,7 +196,7 @@ class BaseSide(ABC):
         try:
             self.qmp.connect()
         except ConnectError:
-            # An event that comes before the answer to qmp_capabilities is taken for the answer.
+            # QMP mistakes an event before the answer to qmp_capabilities for the answer.
             self.qmp.close()
             self.qmp.connect()
         self.qmp.settimeout(60)
@@ -211,19 +211,19 @@ class BaseSide(ABC):
             return self.qmp.cmd(name, **{k.replace("_", "-"): v for k, v in arguments.items()})
         except StateError:
             self.check()
-            self.qmp.close()  # raises what ended the connection
+            self.qmp.close()  # raises the error of the connection
             raise
 
     def set_capabilities(self, *names: str, state: bool = True) -> None:
         self.cmd("migrate-set-capabilities", capabilities=[{"capability": name, "state": state} for name in names])
 
     def cmd_out_of_band(self, name: str, **arguments: object) -> str:
-        """Whatever QEMU's main thread does; returns the error, or an empty string."""
+        """Works even if QEMU's main thread is busy; returns the error, or an empty string."""
         answer = self.qmp.cmd_obj({"exec-oob": name, "arguments": arguments})
         return answer["error"]["desc"] if "error" in answer else ""
 
     def run_job(self, command: str, **arguments: object) -> str:
-        """A command that is a job, to its end; returns its error, or an empty string."""
+        """Run a command that is a job, to its end; returns its error, or an empty string."""
         self.cmd(command, job_id="job", **arguments)
 
         def ended() -> dict[str, Any] | None:
@@ -234,7 +234,7 @@ class BaseSide(ABC):
         return error
 
     def add_disk(self, size: int = 1 << 20) -> str:
-        """An empty one, by the name "disk", into which snapshots can be saved; returns its image."""
+        """Add an empty disk named "disk", for snapshots; returns its image."""
         image = f"{self.lab.tmp}/{self.name}.qcow2"
         file = {"driver": "file", "filename": image}
         for options in file | {"size": 0}, {"driver": "qcow2", "file": file, "size": size}:
@@ -244,14 +244,14 @@ class BaseSide(ABC):
         return image
 
     def attach_disk(self, image: str) -> None:
-        """One that add_disk() made."""
+        """Add the image of another side's add_disk()."""
         self.cmd("blockdev-add", driver="qcow2", node_name="disk", file={"driver": "file", "filename": image})
 
     def hmp(self, line: str) -> str:
         return str(self.cmd("human-monitor-command", command_line=line))
 
     def registers_of_all(self) -> int:
-        """The number of vCPUs that have told their registers."""
+        """The number of vCPUs whose registers are reported."""
         return len(re.findall(r"\b(?:RIP|PC)=", self.hmp("info registers -a")))
 
     def status(self) -> str | None:
@@ -259,7 +259,7 @@ class BaseSide(ABC):
         return status
 
     def migration(self, *wanted: str) -> dict[str, Any]:
-        """query-migrate, of a migration that goes on, or whose status is as wanted."""
+        """query-migrate, of a migration that has not failed, or whose status is as wanted."""
         self.check()
         info: dict[str, Any] = self.cmd("query-migrate")
         status = info.get("status")
@@ -276,7 +276,7 @@ class BaseSide(ABC):
         return until(reached, f"migration {' or '.join(wanted)} on the {self.name}")
 
     def trace(self) -> list[tuple[str, str]]:
-        """The events of the trace in their order: (name, text)."""
+        """The events of the trace in order: (name, text)."""
         log = self.lab.run(f"cat {self.trace_log}").output
         return re.findall(rf"\b({'|'.join(TRACE)}) (.*)", log)
 
@@ -295,19 +295,19 @@ class BaseSide(ABC):
         return len(wanted) >= max(1, len(names)) and all(function in thread.where for thread in wanted)
 
     def vcpu(self, number: int) -> str:
-        """The name of its thread."""
+        """The name of the vCPU's thread."""
         return f"CPU {number}/{self.accelerator}"
 
     def main_thread_waits(self) -> bool:
-        """In the kernel, for a page."""
+        """Whether the main thread waits in the kernel for a page."""
         return self.sleeps_in("handle_userfault")
 
     def cpu_seconds(self, thread: str = "") -> float:
-        """What a thread of this name, or the main thread, has used of a processor."""
+        """The processor time of a thread of this name, or of the main thread."""
         return self._seconds(self.task(thread))
 
     def cpu_seconds_of_all(self) -> float:
-        """The same of QEMU as a whole, with threads that have ended."""
+        """The processor time of the whole QEMU, with threads that have ended."""
         return self._seconds(f"/proc/$(cat {self.pidfile})")
 
     def _seconds(self, folder: str) -> float:
@@ -315,17 +315,17 @@ class BaseSide(ABC):
         return sum(map(int, ticks.split())) / 100
 
     def release_when_awaited(self, point: str) -> None:
-        """As soon as the main thread sleeps until the thread that is held there goes on."""
+        """Release the thread at the point as soon as the main thread waits for it."""
         self.lab.job(f"p=$(cat {self.pidfile}); "
                      "until grep -q futex /proc/$p/task/$p/wchan || ! test -d /proc/$p; do sleep 0.1; done; "
                      f"rm -f {self.inject.directory}/{point}.held")
 
     def has_open(self, what: str) -> bool:
-        """A file whose name has this in it."""
+        """Whether a file is open whose name contains this."""
         return what in self.lab.run(f"ls -l /proc/$(cat {self.pidfile})/fd", check=True).output
 
     def has_read_the_end(self) -> bool:
-        """Of the main channel: QEMU_VM_EOF."""
+        """Whether the end of the main channel, QEMU_VM_EOF, has been read."""
         return ("qemu_loadvm_state_section", "0") in self.trace()
 
     def waiting_vcpus(self) -> set[int]:
@@ -339,13 +339,13 @@ class BaseSide(ABC):
             int(search(r"\d+", name)[0]) for name in missing if name.startswith("CPU ")}
 
     def memory(self, address: int, size: int) -> bytes:
-        """Of the guest."""
+        """The guest's memory."""
         path = f"{self.lab.tmp}/{self.name}.memory"
         self.cmd("pmemsave", val=address, size=size, filename=path)
         return self.lab.read_file(path)
 
     def wait_says(self, text: str) -> None:
-        """Among QEMU's messages, which come some time after it has written them."""
+        """Wait for QEMU's message, which is received some time after QEMU has written it."""
         until(lambda: text in self.job.output, f"the {self.name} says: {text}", timeout=30)
 
     def signal(self, name: str) -> None:
@@ -359,7 +359,7 @@ class BaseSide(ABC):
 
 
 def keep_logs(what: str, sides: Sequence[BaseSide], more: Mapping[str, bytes] = MappingProxyType({})) -> str:
-    """Of a test that has failed; returns where."""
+    """Keep the logs of a test that has failed; returns their place."""
     if not sides:
         return "no QEMU was started"
     lab = sides[0].lab
@@ -378,7 +378,7 @@ def keep_logs(what: str, sides: Sequence[BaseSide], more: Mapping[str, bytes] = 
 
 
 class Side(BaseSide):
-    """With the payload of tests/guest."""
+    """A QEMU with the payload of tests/guest."""
 
     def guest_arguments(self, options: dict[str, Any]) -> list[str]:
         return guest.arguments(self.name, self.console,
@@ -402,7 +402,7 @@ class Side(BaseSide):
 
 @dataclass
 class Plan:
-    """What a side is started with."""
+    """How a side is started."""
 
     name: str
     qemu: str
@@ -418,11 +418,11 @@ AnyWire = TypeVar("AnyWire", bound=Wire)
 
 class BasePair(ABC, Generic[AnySide]):
     """exits: postcopy-fault-exits of the destination; backend: of BACKENDS, or words for -object;
-    capabilities: beside postcopy-ram, or None for pre-copy alone; source_options,
+    capabilities: beside postcopy-ram, or None for pre-copy only; source_options,
     destination_options: more words of their command lines; tls: directory in L1 with keys.psk;
     traced: write a trace, for Side.trace(); wrapper, source_wrapper: words before a side's command;
-    destination_lab: another L1 for it; fetch: postcopy-fetch-channels of both, or of each, if the QEMU knows it; other
-    options: as for guest.arguments()."""
+    destination_lab: another L1 for it; fetch: postcopy-fetch-channels of both sides, or of each, if the QEMU has it;
+    other options: as for guest.arguments()."""
 
     side_type: type[AnySide]
 
@@ -494,7 +494,7 @@ class BasePair(ABC, Generic[AnySide]):
             error.add_note(keep_logs("postcopy", self.sides, self.more_logs()))
 
     def more_logs(self) -> dict[str, bytes]:
-        """By the name of a file."""
+        """More logs, by file name."""
         return {f"wire{n}.stream": bytes(wire.kept) for n, wire in enumerate(self.wires) if wire.kept}
 
     # Migration
@@ -506,21 +506,21 @@ class BasePair(ABC, Generic[AnySide]):
         return self.uri_of(port)
 
     def port(self) -> int:
-        """Another one of the destination's place."""
+        """Another port of the destination's place."""
         return self.destination_lab.port(next(self.ports))
 
     def uri_of(self, port: int) -> str:
-        """For the source, of the destination that listens at a port."""
+        """The source's URI of the destination that listens at a port."""
         if self.destination_lab is not self.lab:
             return f"tcp:{self.lab.host}:{self.destination_lab.host_port(port)}"
         return f"tcp:127.0.0.1:{port}"
 
     def host_port_of(self, uri: str) -> int:
-        """On the host, of the destination that listens at uri."""
+        """The host's port of the destination that listens at uri."""
         return self.lab.host_port(int(uri.rsplit(":", 1)[1]))
 
     def uri_of_server(self, server: socket.socket) -> str:
-        """For the source, of this process's server."""
+        """The source's URI of this process's server."""
         return f"tcp:{self.lab.host}:{server.getsockname()[1]}"
 
     def wire(self, uri: str, **options: Any) -> Wire:
@@ -528,7 +528,7 @@ class BasePair(ABC, Generic[AnySide]):
         return self.wire_of(Wire, uri, **options)
 
     def wire_of(self, kind: type[AnyWire], uri: str, **options: Any) -> AnyWire:
-        """The same, one of a kind of them."""
+        """Like wire(), of another class."""
         wire = kind(self.host_port_of(uri), **options)
         wire.uri = self.uri_of_server(wire.listening)
         self.wires.append(wire)
@@ -543,14 +543,14 @@ class BasePair(ABC, Generic[AnySide]):
             side.wait_status("postcopy-paused")
 
     def settled(self) -> str:
-        """Wait until each side is paused or has completed; returns which of the two the destination."""
+        """Wait until each side is paused or has completed; returns the destination's status."""
         def ended() -> str | None:
             states = [side.status() for side in self.sides]
             return states[1] if set(states) <= {"postcopy-paused", "completed"} else None
         return until(ended, "both sides are paused, or have completed")
 
     def recover(self) -> None:
-        """Go on with a migration that is paused on both sides."""
+        """Recover a migration that is paused on both sides."""
         self.source.cmd("migrate", uri=self.listen("migrate-recover"), resume=True)
         self.wait_recovered()
 
@@ -559,7 +559,7 @@ class BasePair(ABC, Generic[AnySide]):
               "recovery")
 
     def through_proxy(self, uri: str) -> str:
-        """Put processes between the two that cut() ends; returns the URI for the source."""
+        """Put processes between the two sides, which cut() ends; returns the URI for the source."""
         port = self.port()
         self.proxy = self.lab.job(f"echo $$; exec nc -ll -p {port} "
                                   f"-e nc 127.0.0.1 {uri.rsplit(':', 1)[1]}")
@@ -578,7 +578,7 @@ class BasePair(ABC, Generic[AnySide]):
             self.proxy = None
 
     def until_quiet(self) -> None:
-        """Of a source that is stopped, what it has sent before may still be on its way."""
+        """Wait until data that a stopped source has sent before are no longer in flight."""
         def quiet() -> bool:
             before = self.faults()["copied-bytes"]
             time.sleep(0.5)
@@ -586,9 +586,9 @@ class BasePair(ABC, Generic[AnySide]):
         until(quiet, "nothing comes")
 
     def until_all_wait(self) -> Any:
-        """Wait until each vCPU of the destination has missed a page that does not come. What a source that
-        is stopped has sent before may still be on its way. Where all share their pages they meet every so often:
-        one that is there waits for the others, and misses nothing."""
+        """Wait until each vCPU of the destination waits for a missing page. Data that a stopped source has sent before
+        may still be in flight. vCPUs that share all pages meet every so often: there, a vCPU waits for the others, and
+        misses no page."""
         def all_wait() -> Any:
             before, waiting = self.faults(), self.destination.waiting_vcpus()
             all_miss = waiting == set(range(self.cpus))
@@ -614,7 +614,7 @@ class BasePair(ABC, Generic[AnySide]):
             side.cmd("migrate-set-parameters", multifd_channels=channels)
 
     def fetch_channels(self) -> list[int]:
-        """How many each side uses."""
+        """The number of channels that each side uses."""
         return [len(side.cmd("query-migrate").get("postcopy-fetch", {"channels": ()})["channels"])
                 for side in self.sides]
 
@@ -625,30 +625,30 @@ class BasePair(ABC, Generic[AnySide]):
         self.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth or self.precopy_bandwidth,
                         downtime_limit=1)
         self.source.cmd("migrate", uri=uri)
-        # A small guest may have come at once
+        # A small guest may have moved at once
         self.source.wait_status("active", "device", "completed")
 
     def precopy(self) -> None:
-        """Migrate by pre-copy alone."""
+        """Migrate by pre-copy only."""
         self.start(bandwidth=64 * MIB)
-        # However fast the guest writes
+        # Any speed at which the guest writes is right
         self.source.cmd("migrate-set-parameters", downtime_limit=20000)
 
     def postcopy(self, uri: str | None = None, bandwidth: int = MIB) -> None:
         """Migrate to the point where the guest runs on the destination.
 
-        bandwidth: of pages that come without being asked for.
+        bandwidth: of the background, whose pages were not requested.
         """
         self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=bandwidth)
         self.start(uri)
         self.source.cmd("migrate-start-postcopy")
-        # As by default: the last pages go another way
+        # The default: the last pages are sent in another way
         self.source.cmd("migrate-set-parameters", downtime_limit=300)
-        # Where somebody lies it may have paused already.
+        # With a wrong stream, it may have paused already.
         self.source.wait_status("postcopy-active", "postcopy-paused", "completed")
 
     def fast(self) -> None:
-        """The source sends all that is left."""
+        """Let the source send all that is left, without a limit."""
         self.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
 
     def wait_completed(self) -> None:
@@ -692,12 +692,12 @@ class Pair(BasePair[Side]):
     side_type = Side
 
     def midst(self, uri: str | None = None, bandwidth: int = MIB) -> None:
-        """As postcopy(), to the point where the guest touches its memory."""
+        """Like postcopy(), to the point where the guest touches its memory."""
         self.postcopy(uri, bandwidth)
         self.destination.wait_event("timing")
 
     def broken_and_recovered(self) -> None:
-        """Post-copy to its end, whose connection is cut while the guest touches its memory."""
+        """A post-copy whose connection is cut while the guest touches its memory, to its end."""
         wire = self.wire(self.listen())
         self.midst(wire.uri)
         wire.cut()

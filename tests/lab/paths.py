@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Where things lie in the checkout; what lies in build/ has the same path below /lab in the lab."""
+"""Paths in the checkout; files in build/ have the same path below /lab in the lab."""
 import os
 from pathlib import Path
 
@@ -9,11 +9,11 @@ BUILD = ROOT / "build"
 REPORTS = BUILD / "reports"
 
 FORK = BUILD / "fork"
-# Of scripts/setup: the build that takes the fork's place in the tests, "asan" for example.
+# Set by scripts/setup's users: the build that replaces the fork in the tests, "asan" for example.
 TESTED = os.environ.get("TESTED", "fork")
-# A sanitizer makes QEMU slow, and lets it use memory of its own.
+# A sanitizer makes QEMU slow, and makes it use memory of its own.
 SANITIZED = TESTED in ("asan", "tsan")
-# Times the seconds after which until() takes something for hung: other machines are slow, or busy.
+# A factor for the seconds after which until() treats something as hung: other machines are slow, or busy.
 PATIENCE = 10 if SANITIZED else 3
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What lies between source and destination: a proxy that can be slow, break, and lie.
+"""A proxy between source and destination that can be slow, break, and send wrong data.
 
-It runs in the test's process. The source, in L1, connects to the host; from there it goes through
+It runs in the test's process. The source, in L1, connects to the host; from there the data go through
 L1's port forwarding to the destination.
 """
 import contextlib
@@ -25,8 +25,8 @@ SO_ATTACH_FILTER, BPF_RET = 26, 6
 
 MAIN, URGENT = 0, 1  # the order in which the source connects
 
-# Of migration/savevm.c: sections of the stream, and MIG_CMD_PACKAGED with its 4 bytes of a length
-# below 16 MiB. In the package are the devices; after it, pages.
+# From migration/savevm.c: sections of the stream, and MIG_CMD_PACKAGED with the 4 bytes of a length
+# below 16 MiB. The packaged device state is followed by pages.
 VM_EOF, VM_SECTION_PART, VM_SECTION_END, VM_COMMAND = 0x00, 0x02, 0x03, 0x08
 PACKAGE = b"\x08\x00\x07\x00\x04\x00"
 PACKAGE_LENGTH = 3
@@ -48,14 +48,14 @@ class Page:
     body: bytes
 
     def pack(self) -> bytes:
-        """With the name of its RAMBlock in any case."""
+        """The page with the name of its RAMBlock in any case."""
         flags = PAGE if len(self.body) > 1 else ZERO
         return ((self.address | flags).to_bytes(8, "big")
                 + bytes([len(self.name)]) + self.name + self.body)
 
 
 class Close(Exception):
-    """End this channel: raised by a lie, and where a stream ends in the middle of something."""
+    """Ends this channel: raised by a Lie, and where a stream ends within a part."""
 
 
 def exactly(stream: BufferedReader, size: int) -> bytes:
@@ -66,14 +66,14 @@ def exactly(stream: BufferedReader, size: int) -> bytes:
 
 
 class Pages:
-    """What a channel carries: Pages, and all else as bytes."""
+    """The data of a channel: Pages, and all else as bytes."""
 
     def __init__(self, stream: BufferedReader) -> None:
         self.stream = stream
         self.name = b""
 
     def all(self, ends: bool = False) -> Iterator[Page | bytes]:
-        """Of the urgent channel, which has nothing else; ends: until their end is said."""
+        """The data of the preempt channel, only pages; ends: stops at the end of a section's pages."""
         while self.stream.peek(1):
             head = exactly(self.stream, 8)
             address = int.from_bytes(head, "big")
@@ -101,8 +101,8 @@ class Pages:
 
 
 def package_of(stream: BufferedReader, send: Send) -> bytes | None:
-    """Send what comes before the length of the package of the devices. Returns the package, or None
-    if the stream ends before."""
+    """Send the data up to the length of the packaged device state. Returns that state, or None if the
+    stream ends before."""
     seen = b""
     while PACKAGE not in seen:
         if not (data := stream.peek()):
@@ -116,15 +116,14 @@ def package_of(stream: BufferedReader, send: Send) -> bytes | None:
 
 
 def pack(package: bytes) -> bytes:
-    """With its length."""
+    """The package, after its length."""
     return len(package).to_bytes(PACKAGE_LENGTH, "big") + package
 
 
 class Wire:
     """to: port of the destination on the host; rate: bytes per second of each channel;
-    stop_after: end the main channel after so many bytes; lie: a Lie, which sends what it likes in
-    place of the pages of the channel `lying`, of MAIN those of post-copy; refused: a channel that
-    the destination never sees."""
+    stop_after: end the main channel after so many bytes; lie: a Lie, which replaces data of the channel `lying`, on
+    MAIN those of post-copy; refused: a channel that the destination never sees."""
 
     def __init__(self, to: int, rate: float | None = None, stop_after: int | None = None,
                  lie: "Lie | None" = None, lying: int = URGENT, refused: int | None = None) -> None:
@@ -136,11 +135,11 @@ class Wire:
         self.refused = refused
         self.channels: list[tuple[socket.socket, socket.socket]] = []
         self.stopped = False
-        self.swallows = False   # what the source sends, from here on
+        self.swallows = False   # drop the source's data from here on
         self.is_cut = False
-        self.kept: bytearray | None = None  # what the main channel has passed on, if it is kept
+        self.kept: bytearray | None = None  # the main channel's data, if they are kept
         self.listening = socket.create_server(("127.0.0.1", 0))
-        self.uri = ""   # for the source, of a wire that a pair has made
+        self.uri = ""   # for the source, set by a pair
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -156,7 +155,7 @@ class Wire:
                                  daemon=True).start()
 
     def _forward(self, channel: int) -> Copy:
-        """What carries a channel from the source to the destination."""
+        """The function that carries a channel from the source to the destination."""
         if not self.lie or channel != self.lying:
             return self._copy
         return self._main if channel == MAIN else self._urgent
@@ -168,7 +167,7 @@ class Wire:
         for way in ways:
             way.start()
         ended.wait()
-        # What is under way in the other direction may arrive, unless the channel was cut.
+        # Data in flight in the other direction may arrive, unless the channel was cut.
         for way in ways:
             way.join(0 if self.is_cut else GRACE_S)
         self.abort(source, destination)
@@ -187,8 +186,8 @@ class Wire:
 
     @staticmethod
     def abort(source: socket.socket, destination: socket.socket) -> None:
-        """End what waits for these sockets. To the source, closing them is a reset, as of a machine
-        that died: L1's network would not tell it of a destination that has stopped reading."""
+        """Wake threads that wait for these sockets. Closing them resets the source's connection, as if the machine had
+        died: L1's network would not notify the source of a destination that has stopped reading."""
         with contextlib.suppress(OSError):
             source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             source.shutdown(socket.SHUT_RD)
@@ -239,7 +238,7 @@ class Wire:
         send(package)
 
     def _send(self, items: Iterable[Page | bytes], send: Send) -> None:
-        """Of a channel on which there is a lie."""
+        """Send the data of the channel with the Lie."""
         assert self.lie
         n = 0
         for item in items:
@@ -250,7 +249,7 @@ class Wire:
                 n += 1
 
     def black_hole(self) -> None:
-        """Let the kernel drop all that comes, before TCP acknowledges it. On this machine alone: the lab's network
+        """Let the kernel drop all data before TCP acknowledges them. Only on this machine: the lab's network
         acknowledges by itself."""
         self.swallows = True
         nothing = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RET, 0, 0, 0))
@@ -266,7 +265,7 @@ class Wire:
 
 
 class SlowWire(Wire):
-    """What it carries takes delay_us in each direction."""
+    """Delays its data by delay_us in each direction."""
 
     def __init__(self, to: int, delay_us: int) -> None:
         self.delay_s = delay_us / 1e6
@@ -294,7 +293,7 @@ class SlowWire(Wire):
 
 
 class Lie:
-    """Says the truth but for one page: number `at`, or the next one that has been asked for."""
+    """Passes on all pages but one: number `at`, or the next one after it that has been requested."""
 
     def __init__(self, at: int = 20) -> None:
         self.at = at
@@ -303,7 +302,7 @@ class Lie:
 
     @property
     def told(self) -> Page:
-        """The page of which it has lied."""
+        """The page that it has not passed on."""
         assert self.page, "there was no lie"
         return self.page
 
@@ -316,15 +315,15 @@ class Lie:
             send(page.pack())
 
     def change(self, page: Page, send: Send) -> None:
-        """Send what there is to send in place of that page."""
+        """Send other data in place of the page."""
         raise NotImplementedError
 
     def pass_on(self, data: bytes, send: Send) -> None:
-        """What is no page."""
+        """Send data that are no page."""
         send(data)
 
     def package(self, package: bytes) -> bytes:
-        """What is sent in place of the package, with its length."""
+        """The data to send in place of the packaged device state, with its length."""
         return pack(package)
 
 
@@ -340,7 +339,7 @@ class Short(Lie):
 
 
 class Within(Lie):
-    """Holds the page of that number, of a huge page or not, until a page is asked for; then the channel ends."""
+    """Stops at the page of that number, maybe within a huge page, until a page is requested; then ends the channel."""
 
     def __call__(self, n: int, page: Page, send: Send) -> None:
         if n < self.at:
@@ -357,14 +356,14 @@ class Never(Lie):
 
 
 class Nothing(Lie):
-    """Of all pages."""
+    """Passes on no page."""
 
     def __call__(self, n: int, page: Page, send: Send) -> None:
         pass
 
 
 class Endless(Lie):
-    """All pages, and no end."""
+    """Passes on all pages, and no end."""
 
     def __call__(self, n: int, page: Page, send: Send) -> None:
         send(page.pack())
@@ -375,7 +374,7 @@ class Endless(Lie):
 
 
 class Block(Lie):
-    """No page of this RAMBlock."""
+    """Passes on no page of this RAMBlock."""
 
     def __init__(self, name: bytes) -> None:
         super().__init__()
@@ -387,14 +386,14 @@ class Block(Lie):
 
 
 class End(Lie):
-    """Says that no page will follow, though pages do."""
+    """Announces that no page will follow, though pages do."""
 
     def change(self, page: Page, send: Send) -> None:
         send(END_OF_PAGES)
 
 
 class Says(Lie):
-    """Of a main channel: says `what` before a section of post-copy, when there is something to say."""
+    """For a main channel: inserts `what` before a section of post-copy, once it is set."""
 
     what = b""
 
@@ -409,7 +408,7 @@ class Says(Lie):
 
 
 class InPackage(Nothing):
-    """Says `what` in the package, behind LISTEN if the listen thread is to read beside it, and `behind` behind it."""
+    """Inserts `what` into the package, behind LISTEN if the listen thread is to read, too; then sends `behind`."""
 
     def __init__(self, what: bytes, listening: bool = True, behind: bytes = b"") -> None:
         super().__init__()
@@ -423,7 +422,7 @@ class InPackage(Nothing):
 
 
 class SamePart(Lie):
-    """Sends one part of a huge page in place of each of them."""
+    """Sends one part of a huge page in place of each part."""
 
     SIZE = 2 << 20
 
@@ -436,7 +435,7 @@ class SamePart(Lie):
 
 
 class Twice(Lie):
-    """Sends a page once more, at once and later, with other contents."""
+    """Sends a page again, at once, and later with other contents."""
 
     def __call__(self, n: int, page: Page, send: Send) -> None:
         super().__call__(n, page, send)

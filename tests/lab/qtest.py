@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""QEMU's test protocol, by which the memory and the devices of a guest under KVM can be used.
+"""QEMU's test protocol, which gives access to the memory and the devices of a guest under KVM.
 
-QEMU's own client, qemu.machine.qtest, waits for the answer to each command; a test here sends one
+QEMU's own client, qemu.machine.qtest, waits for the answer to each command; a test here sends a command
 that must not be answered yet.
 """
 import socket
@@ -13,7 +13,7 @@ from tests.lab.pair import Side, until
 
 PORT = {"source": 4005, "destination": 4006}
 PCI_DATA = 0xcfc
-# ACPI's registers of the pc machine: of slots for memory, and of PCI slots
+# Registers of the pc machine's ACPI: for slots of memory, and for PCI slots
 ACPI_MEMORY, ACPI_PCI = 0xa00, 0xae00
 
 
@@ -47,11 +47,11 @@ class Qtest:
         return self.answer()
 
     def pci_select(self, slot: int, register: int) -> None:
-        """The next access to port PCI_DATA is to a device of the first bus."""
+        """Direct the next access to port PCI_DATA to a device of the first bus."""
         self.cmd("outl", 0xcf8, 1 << 31 | slot << 11 | register)
 
     def eject_pci(self, slot: int) -> None:
-        """The same to a device of the first PCI bus."""
+        """Eject a device of the first PCI bus, as a guest's ACPI does."""
         self.cmd("outl", ACPI_PCI + 0x10, 0)
         self.cmd("outl", ACPI_PCI + 8, 1 << slot)
 
@@ -66,14 +66,14 @@ class Qtest:
 
 
 def eject_memory(lab: Place, side: str) -> None:
-    """What a guest's ACPI does to its first DIMM: select the slot, and eject it."""
+    """Eject a guest's first DIMM, as its ACPI does: select the slot, and eject it."""
     with Qtest(lab, side) as qtest:
         qtest.cmd("outl", ACPI_MEMORY, 0)
         qtest.cmd("outb", ACPI_MEMORY + 0x14, 1 << 3)
 
 
 def unplug_memory(side: Side) -> None:
-    """Ask the guest for its first DIMM, which is named dimm, and do what its ACPI does."""
+    """Request the guest's first DIMM, which is named dimm, and eject it as its ACPI does."""
     side.cmd("device_del", id="dimm")
     eject_memory(side.lab, side.name)
     until(lambda: not side.cmd("query-memory-devices"), "the DIMM is unplugged")
@@ -82,7 +82,7 @@ def unplug_memory(side: Side) -> None:
 class Balloon:
     """Drives virtio-balloon by its legacy interface, as the first and only PCI device of this kind.
 
-    queue: address of 64 KiB of guest memory that nobody else uses."""
+    queue: address of 64 KiB of guest memory that is otherwise unused."""
 
     QUEUE_BYTES = 64 << 10
     SLOT = 5

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a sanitizer's build of QEMU reports in a place, with the names of functions and lines.
+"""Reports of a sanitizer's build of QEMU in a place, with the names of functions and lines.
 
     TESTED=tsan pytest tests/postcopy
 
-AddressSanitizer's reports all fail a test. ThreadSanitizer finds races that QEMU has had for long (counters of
-statistics, GLib's sources); of its reports those fail in which a file of ours makes one of the accesses. All are kept
+All of AddressSanitizer's reports fail a test. ThreadSanitizer finds races that QEMU has had for long (counters of
+statistics, GLib's sources): its reports fail a test if a file of ours makes one of the accesses. All are kept
 in build/lab/sanitizer.
 """
 import re
@@ -15,7 +15,7 @@ from tests.lab.initramfs import CROSS, tool
 from tests.lab.lab import Place
 from tests.lab.paths import BUILD, ROOT, TESTED, qemu
 
-# Where QEMU reports, which then goes on, and the environment that lets it. It frees little when it ends.
+# Files of QEMU's reports, and the environment that lets QEMU continue after one. QEMU frees little when it exits.
 REPORTS = "/tmp/sanitizer"
 ENVIRONMENT = {
     "asan": f"ASAN_OPTIONS=log_path={REPORTS}:detect_leaks=0:handle_abort=0",
@@ -24,15 +24,15 @@ ENVIRONMENT = {
 
 REPORT = re.compile(r"(?:ERROR|WARNING): (?:Address|Thread)Sanitizer.*?(?=\n=====|\Z)", re.DOTALL)
 FRAME = re.compile(r"(#\d+ ).*\(\S*qemu-system-(\w+)\+(0x[0-9a-f]+)\)")
-# Before a file's path: the compiler is called in the directory of the build, for headers by their whole path.
+# A prefix of file names: the compiler runs in the build directory, and headers have absolute paths.
 BELOW_TREE = re.compile(r" at \S*?/build/(?:[\w-]+/\.\./)?src/")
-# Where memory, threads and mutexes come from says nothing about who races.
+# The origin of memory, threads and mutexes does not show which code races.
 ACCESS = re.compile(r"^ *(?:Previous )?(?:[Aa]tomic )?(?:[Rr]ead|[Ww]rite) of size .*?(?=\n\n|\Z)",
                     re.DOTALL | re.MULTILINE)
-# What is accessed there is their caller's.
+# Accesses in these files belong to their callers.
 HELPERS = re.compile(r"include/|util/bit(?:map|ops)\.c")
 # One thread allocates a QIOTask or a channel, and another one gets it through GLib, whose locks ThreadSanitizer does
-# not see. What the first one writes to it afterwards is an access of its own.
+# not see. Later writes of the first thread are separate accesses.
 HANDED_OVER = re.compile(r"^ *Previous write of size .*\n *#0 [cm]alloc ", re.MULTILINE)
 
 
@@ -43,7 +43,7 @@ def ours() -> set[str]:
 
 
 def named(report: str) -> str:
-    """With functions, and lines of files in QEMU's tree, in the frames of QEMU."""
+    """The report with functions, and lines of files in QEMU's tree, in the frames of QEMU."""
     frames = FRAME.findall(report)
     if not frames:
         return report
@@ -56,9 +56,9 @@ def named(report: str) -> str:
 
 
 def accessors(report: str) -> Iterator[str]:
-    """For each access the file of QEMU's tree that makes it."""
+    """For each access, the file of QEMU's tree that makes it."""
     accesses = ACCESS.findall(report)
-    # With the same mutex nobody races: a coroutine's stack may have been another thread's when that was left.
+    # Accesses under the same mutex do not race: a coroutine's stack may have been another thread's at that time.
     held = [set(re.findall(r"\bM\d+", access.splitlines()[0])) for access in accesses]
     if HANDED_OVER.search(report) or (len(held) == 2 and held[0] & held[1]):
         return
@@ -68,7 +68,7 @@ def accessors(report: str) -> Iterator[str]:
 
 
 def check(place: Place, name: str) -> None:
-    """Of all reports of a test, those that fail it."""
+    """Fails if one of the test's reports is to fail it."""
     if not ENVIRONMENT:
         return
     found = failures(place.run(f"cat {REPORTS}.*; rm -f {REPORTS}.*").output, name)

@@ -5,9 +5,9 @@
         info = machine.take()
         machine.restore()
 
-The guest writes all the time. Each page counts its touches, and another page counts them too
+The guest writes continuously. Each page counts its touches, and another page counts them too
 (tests/guest/memory.c), so that a page of another moment than the rest is found: restore() lets the
-guest run on and check all its memory. If the body fails, what the QEMUs and the guest wrote is kept.
+guest run on and check all its memory. If the body fails, all output of the QEMUs and the guest is kept.
 """
 import re
 from collections.abc import Sequence
@@ -103,7 +103,7 @@ class Machine:
         return self.wait(status)
 
     def take_while_written(self) -> dict[str, Any]:
-        """As take(), but a vCPU has had to wait; on a busy machine it may not run meanwhile."""
+        """Like take(), until a vCPU has had to wait; on a busy machine, vCPUs may not run during a snapshot."""
         for _ in range(10):
             info = self.take()
             if info["background-snapshot"]["faults"]:
@@ -111,7 +111,7 @@ class Machine:
         raise AssertionError("the guest did not write while the snapshots were taken")
 
     def save(self, uri: str = "") -> None:
-        """Stop the guest, and save it to a file that has the place of a snapshot, or to another one."""
+        """Stop the guest, and save it to the file of a snapshot, or to uri."""
         self.side.cmd("stop")
         self.side.set_capabilities("background-snapshot", state=False)
         self.take(uri)
@@ -129,7 +129,7 @@ class Machine:
 
     def restore(self, qemu: str = FORK, capabilities: Sequence[str] = (), keep: bool = False,
                 status: str = "") -> guest.Report:
-        """The same, and let the guest there check its memory.
+        """Restore the snapshot in another QEMU, and let the guest there check its memory.
 
         keep: leave it there, for Qtest; status: of a guest that does not run by itself."""
         side = self.load(qemu, capabilities, Qtest.arguments(self.lab, "destination") if keep else ())
@@ -160,10 +160,10 @@ class Machine:
         """The guest runs and touches its memory."""
         assert self.side.cmd("query-status")["status"] == "running"
         before = self.touches()
-        until(lambda: self.touches() > before + 64, "the guest goes on")
+        until(lambda: self.touches() > before + 64, "the guest resumes")
 
     def assert_whole(self) -> None:
-        """The guest goes on, nothing is protected any more, and its memory is what it must be."""
+        """The guest runs, no memory is protected any more, and its contents are right."""
         self.assert_goes_on()
         assert not self.protected()
         self.take()
@@ -180,11 +180,11 @@ class Machine:
         return re.findall(r"^VmFlags:.*\buw\b", self.proc("smaps"), re.M)
 
     def huge_kib(self) -> int:
-        """Of anonymous memory in use, in huge pages."""
+        """KiB of anonymous memory in use, in huge pages."""
         return int(search(r"^AnonHugePages:\s+(\d+) kB", self.proc("smaps_rollup"))[1])
 
     def resident_kib(self) -> int:
-        """Memory in use, with the tables that map it."""
-        # VmRSS leaves out what each processor has not added yet
+        """KiB of memory in use, with the tables that map it."""
+        # VmRSS lacks pages that a processor has not added yet
         fields = dict(re.findall(r"^(\w+):\s+(\d+) kB", self.proc("status") + self.proc("smaps_rollup"), re.M))
         return sum(int(fields[key]) for key in ("Rss", "VmPTE", "VmSwap"))

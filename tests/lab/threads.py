@@ -11,8 +11,8 @@ class Thread(NamedTuple):
 
 
 def threads(place: Place, pid: int | str) -> list[Thread]:
-    """The main thread is the first; none if the process has ended. pid: also words of a shell, $(cat FILE)."""
-    # Without a process for each file: in L1, that takes long.
+    """The main thread is the first; none if the process has ended. pid: may be words of a shell, $(cat FILE)."""
+    # Without a process for each file, which takes long in L1.
     output = place.run(f"p={pid}; cd /proc/$p/task && for t in $p *; do n= w=; read -r n <$t/comm; "
                        'read -r w <$t/wchan; echo "$t $w $n"; done 2>/dev/null').output
     by_id = dict(line.split(" ", 1) for line in output.splitlines() if line[:1].isdigit())

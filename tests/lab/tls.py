@@ -13,7 +13,7 @@ X509 = "tls-creds-x509,id=tls,dir={},endpoint={},verify-peer=on"
 
 
 def dh_parameters() -> str:
-    """The group ffdhe2048, by RFC 7919's formula. QEMU would look for a prime, a minute long in L1."""
+    """The group ffdhe2048, by RFC 7919's formula. QEMU would search for a prime, for a minute in L1."""
     with decimal.localcontext(prec=700):
         e = decimal.Decimal(1).exp()
         p = 2**2048 - 2**1984 + (int(e * 2**1918) + 560316) * 2**64 - 1
@@ -24,7 +24,7 @@ def dh_parameters() -> str:
 
 
 def directory(lab: Place) -> str:
-    """A directory in the lab with what Pair's tls needs."""
+    """A directory in the lab with the keys for Pair's tls."""
     path = f"{lab.tmp}/psk"
     lab.run(f"mkdir -p {path} && echo qemu:6a1d3a2b >{path}/keys.psk && "
             f"echo '{dh_parameters()}' >{path}/dh-params.pem", check=True)

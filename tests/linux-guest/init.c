@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * The only program of the Linux guest, as process 1. Threads write and check memory by a pattern,
- * threads compute, processes fork, a thread uses a disk; a report of all counters goes to a virtio console at each
- * interval, a line each:
+ * The only program of the Linux guest, as process 1. Threads write and check memory by a pattern, threads compute,
+ * processes fork, and a thread uses a disk. At each interval, a virtio console gets a report of all counters, in one
+ * line:
  *
  *     ms=1234 real=... writer0=17 writer1=... computer0=... forks0=... sweeps=... bad=0
  *
@@ -35,7 +35,7 @@
 
 #define PAGE 4096
 #define LATE_US 10000
-#define STRIDE 64                       /* a word of each cache line is checked */
+#define STRIDE 64                       /* one word is checked per cache line */
 #define MAX_THREADS 64
 #define WORK_REST_S 3
 
@@ -48,17 +48,17 @@ static struct parameter {
     { "forkers", 0 },                   /* threads that fork processes */
     { "copiers", 0 },                   /* threads that let the kernel read user memory, and
                                            a thread that interrupts all processors */
-    { "mem", 32 },                      /* MiB of all writers */
+    { "mem", 32 },                      /* MiB of memory, of all writers together */
     { "interval", 250 },                /* ms between reports */
     { "offline", 0 },                   /* a thread takes the last processor off and on */
-    { "clocks", 0 },                    /* threads that compare the readings of all, a processor each */
-    { "ptp", 0 },                       /* phc2sys corrects the time of day by a PTP clock, whose
-                                           time is ahead by that many seconds: TAI - UTC */
+    { "clocks", 0 },                    /* threads, one per processor, that compare readings of all clocks */
+    { "ptp", 0 },                       /* phc2sys corrects the time of day by a PTP clock, which is
+                                           this many seconds ahead: TAI - UTC */
     { "marks", 0 },                     /* 1: a thread of each processor marks each interrupt, see marker();
-                                           2: it sleeps in between */
+                                           2: the thread sleeps in between */
     { "disk", 0 },                      /* MiB of /dev/vda that a thread writes and reads, in twice
                                            as much memory */
-    { "work", 0 },                      /* MiB, of those of "mem", that a thread checks page by page, and rests */
+    { "work", 0 },                      /* MiB of "mem" that a thread checks page by page, with rests */
     { "kexec", 0 },                     /* ms after "ready" at which the kernel of /dev/vda takes over,
                                            with the initial RAM disk of /dev/vdb */
 };
@@ -67,24 +67,24 @@ enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, PTP
 
 #define P(what) (parameters[what].value)
 
-/* In one page each: whoever has the guest's memory can read them */
+/* Each array is in one page: tests read them in the guest's memory */
 static atomic_ulong writes[MAX_THREADS] __attribute__((aligned(sizeof(atomic_ulong) * MAX_THREADS)));
 static atomic_ulong computed[MAX_THREADS] __attribute__((aligned(sizeof(atomic_ulong) * MAX_THREADS)));
 static atomic_ulong worked[MAX_THREADS] __attribute__((aligned(sizeof(atomic_ulong) * MAX_THREADS)));
 static atomic_ulong copies[MAX_THREADS], readings[MAX_THREADS];
 static atomic_ulong transfers;
-/* Shared with other processes, as bad */
+/* Arrays that child processes share, too */
 static atomic_ulong *forks, *bad;
 static atomic_ulong sweeps;
 /*
- * Microseconds: the longest time in which another processor did not answer since the last report;
- * how often one answered, and of these later than LATE_US
+ * Microseconds: the longest time without an answer of another processor since the last report; the number of answers,
+ * and of those later than LATE_US
  */
 static atomic_ulong answer_max, answers, answers_late;
-/* The same for a thread that sleeps one tick */
+/* The longest delay of a thread that sleeps one tick */
 static atomic_ulong late_max;
 
-/* Of virtio: a line costs one exit */
+/* A virtio console: a line costs one exit */
 static int console;
 
 static void say(const char *format, ...)
@@ -133,7 +133,7 @@ static void complain(const char *what, unsigned long where, uint64_t is, uint64_
     }
 }
 
-/* Memory: what a page holds follows from its number and from how often it was written. */
+/* Memory: a page's contents depend on its number and on how often it was written. */
 
 static char *memory;
 static uint32_t *generations;
@@ -172,7 +172,7 @@ static void *writer(void *opaque)
     unsigned long sweep = 0;
     uint64_t random = n + 1;
 
-    /* Every so many pages one, so that no writer's memory comes before the others' */
+    /* Writers take turns in the memory, page by page, so that the background sends all at the same rate */
     for (;;) {
         unsigned long page = n + (random = mix(random + 1)) % pages * P(WRITERS);
 
@@ -190,7 +190,7 @@ static void *writer(void *opaque)
     return NULL;
 }
 
-/* Where nobody writes: each page once, from the first on, with a rest before the first again */
+/* Checks each page once, in order, without writers, and rests before the first page again */
 static void *worker(void *opaque)
 {
     unsigned long pages = P(WORK) * (1 << 20) / PAGE;
@@ -234,7 +234,7 @@ static void *computer(void *opaque)
     return NULL;
 }
 
-/* Processes whose children write memory that they share with their parents. */
+/* A process whose children write memory that they share with their parent. */
 static void forker(unsigned long n)
 {
     enum { PAGES = 64 };
@@ -271,7 +271,7 @@ static void forker(unsigned long n)
     }
 }
 
-/* The kernel reads missing pages for it: faults in kernel mode, with interrupts on. */
+/* Lets the kernel read missing pages: faults in kernel mode, with interrupts on. */
 static void *copier(void *opaque)
 {
     unsigned long n = (unsigned long)opaque;
@@ -295,13 +295,13 @@ static void *copier(void *opaque)
 }
 
 /*
- * The device reads and writes pages that no processor has touched since the last time. Behind the
- * writers' memory, a page for each block goes to the disk, and one behind those comes from there.
+ * The device reads and writes pages that no processor has touched since the last time. Behind the writers' memory, each
+ * block has a page that is written to the disk; behind those, each has a page that is read from the disk.
  */
 static void *disk_user(void *opaque)
 {
     unsigned long first = P(MEM) * (1 << 20) / PAGE, blocks = P(DISK) * (1 << 20) / PAGE;
-    /* What each block holds, and what came of it last */
+    /* @stored: the generation on the disk; @loaded: the generation read last */
     uint32_t *stored = calloc(2 * blocks, sizeof(*stored)), *loaded = stored + blocks;
     char *out = memory + first * PAGE, *in = out + blocks * PAGE, *again = in + blocks * PAGE;
     int disk = open("/dev/vda", O_RDWR | O_DIRECT);
@@ -314,7 +314,7 @@ static void *disk_user(void *opaque)
             return NULL;
         }
     }
-    /* All blocks, but no two in a row that are neighbours */
+    /* All blocks, but never two neighbours in a row */
     for (unsigned long n = 0;; n += 1009) {
         unsigned long o = n % blocks, i = (n + blocks / 2) % blocks, page = first + o;
 
@@ -340,7 +340,7 @@ static void *disk_user(void *opaque)
     }
 }
 
-/* What Debian's kernel has as a module lies in the initial RAM disk. */
+/* The initial RAM disk contains the modules of Debian's kernel. */
 static void load_driver(const char *path)
 {
     int fd = open(path, O_RDONLY);
@@ -351,7 +351,7 @@ static void load_driver(const char *path)
     close(fd);
 }
 
-/* No processor's clock is behind what another one has read before. */
+/* Checks that no processor's clock is behind an earlier reading on another one. */
 static void *clock_reader(void *opaque)
 {
     static atomic_ulong last;
@@ -374,8 +374,8 @@ static void *clock_reader(void *opaque)
 }
 
 /*
- * Whoever traces QEMU's pvpanic-pci in slot 30 learns that a processor has run a user's instruction and, on x86-64, that
- * an interrupt has returned to it: that clears a selector that is null.
+ * A trace of QEMU's pvpanic-pci in slot 30 shows that a processor has run an instruction of a program. On x86-64, it
+ * also shows that an interrupt has returned to the program: the return clears a null selector.
  */
 static void *marker(void *opaque)
 {
@@ -415,7 +415,7 @@ static void maximum(atomic_ulong *max, unsigned long value)
     }
 }
 
-/* Interrupts of other processors, which it waits for. */
+/* Interrupts other processors, and waits for their answers. */
 static void *interrupter(void *opaque)
 {
     (void)opaque;
@@ -453,7 +453,7 @@ static void start_ptp(void)
     }
 }
 
-/* By how many ns the PTP clock, without TAI - UTC, is ahead of CLOCK_REALTIME. */
+/* How many ns the PTP clock, without TAI - UTC, is ahead of CLOCK_REALTIME. */
 static long ptp_ahead_ns(void)
 {
     struct ptp_sys_offset_precise now;
@@ -501,7 +501,7 @@ static int copied(const char *from, const char *to)
     return open(to, O_RDONLY);
 }
 
-/* The other kernel has the same parameters, but for this one */
+/* The other kernel gets the same parameters, without "kexec" */
 static void load_kernel(void)
 {
     char line[4096] = "";
@@ -639,9 +639,9 @@ int main(void)
     mount("proc", "/proc", "proc", 0, NULL);
     mount("sysfs", "/sys", "sysfs", 0, NULL);
     mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
-    /* What the kernel tells from now on all goes to its console: 8 is SYSLOG_ACTION_CONSOLE_LEVEL */
+    /* From here on, all kernel messages go to the console: 8 is SYSLOG_ACTION_CONSOLE_LEVEL */
     klogctl(8, NULL, 8);
-    /* The device names its ports in messages, of which init may be ahead */
+    /* The device announces its ports in messages, which may arrive after init runs */
     for (int tries = 0; tries < 10000; tries++) {
         console = open("/dev/hvc0", O_WRONLY | O_NOCTTY);
         if (console >= 0 || (errno != ENODEV && errno != ENOENT)) {
@@ -653,7 +653,7 @@ int main(void)
         perror("/dev/hvc0");
         return 1;
     }
-    /* No line discipline changes the text */
+    /* A line discipline would change the text */
     tcgetattr(console, &settings);
     cfmakeraw(&settings);
     tcsetattr(console, TCSANOW, &settings);
@@ -702,7 +702,7 @@ int main(void)
         start(computer, i, P(OFFLINE) ? -1 : (int)i % cpus, 0);
     }
     for (unsigned long i = 0; i < P(COPIERS); i++) {
-        /* All but the first processor, which the interrupting thread has */
+        /* All but the first processor, which runs interrupter() */
         start(copier, i, 1 % cpus + i % (cpus > 1 ? cpus - 1 : 1), 0);
     }
     for (unsigned long i = 0; i < P(CLOCKS); i++) {

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Many post-copy migrations in the lab, each with a random guest, load, backend and trouble.
 
-Source or destination are killed, connections cut and paused, at each phase (faults.py); background
-snapshots are cancelled before, and memory is unplugged; the guest is stopped and goes on. Its disk is one of both
-sides, with or without an image lock. Never both run the guest: the source is asked to, where it has heard nothing of
-the destination; and a side that is paused says how the guest goes on. The guest checks all of its memory after
-each, where it is whole; where it is not, the QEMU that is left must say so. Prints seed and plan of
-each migration, and writes build/reports/soak.json. What hangs, or ends otherwise, ends the run, with
-the seed that repeats it and what to look at.
+Source or destination are killed, connections cut and paused, at each phase (failures.py); background
+snapshots are cancelled before, and memory is unplugged; the guest is stopped and continued. Both sides share its
+disk, with or without an image lock. The guest never runs on both sides: the test tries to resume it on a source
+without news of the destination; and a paused side reports how to recover. After each migration, the guest checks
+all of its memory, if it is whole; if it is not, the remaining QEMU must report that. Prints seed and plan of each
+migration, and writes build/reports/soak.json. A hang or another end stops the run, with the seed that repeats it and
+a diagnosis.
 """
 import contextlib
 import functools
@@ -41,7 +41,7 @@ WHOLE = (Ended.DESTINATION, Ended.SOURCE)
 
 
 def chosen(seed, fetch=False):
-    """What to do, from the seed alone; fetch: by fetch channels in any case."""
+    """A migration's plan, only from the seed; fetch: with fetch channels in any case."""
     r = random.Random(seed)
     huge = r.random() < 0.3
     phase = r.choice([None, None, *PHASES, *PHASES])
@@ -60,21 +60,21 @@ def chosen(seed, fetch=False):
         # Seconds until migrate_cancel
         "snapshot_cancelled_s": [r.uniform(0, 0.6) for _ in range(r.choice([0, 0, 0, 1, 2]))],
         "dimm": r.random() < 0.25,
-        # Of which the connection recovers, before the fault
+        # Failures with a recovery, before the fault
         "troubles": troubles if phase in (None, "postcopy") else [],
         "phase": phase,
         "action": phase and r.choice(ACTIONS[phase]),
-        # Where in the phase
+        # The position within the phase
         "part_ratio": r.random(),
         "delay_s": r.choice([0, r.uniform(0, 0.05), r.uniform(0, 0.7)]),
-        # With a killed source goes what is under way, or does not.
+        # Whether data in flight are lost with a killed source
         "under_way_lost": r.random() < 0.5,
         # With half of the seeds, or with all
         "fetch_channels": r.choice(["auto", "auto", r.randint(1, 8), 0][:3 if fetch else 4]),
-        # That both sides share
+        # Both sides share the disk.
         "disk": r.choice([None, "locked", "locking-off"]),
         "stop": r.choice([None, "source", "destination"]),
-        # All gets there, and the source does not hear of it before the connection is cut.
+        # The destination receives all, and the source receives nothing before the connection is cut.
         "mute": r.random() < 0.5 and phase in ("switch", "listen", "eof"),
         "here": r.random() < 0.5,
     }
@@ -105,7 +105,7 @@ def told(c):
 
 
 def cancel_snapshots(pair, delays_s, note):
-    """Each ends cancelled or completed, and leaves the source as it was."""
+    """Each snapshot ends cancelled or completed, and leaves the source as it was."""
     source = pair.source
     if not delays_s:
         return
@@ -128,7 +128,7 @@ def cancel_snapshots(pair, delays_s, note):
 
 
 def refused(side, note):
-    """Memory that the migration has to do with cannot be unplugged, and the error says so."""
+    """Memory that takes part in the migration cannot be unplugged, and the error states that."""
     try:
         side.cmd("device_del", id="dimm")
     except ExecuteError as e:
@@ -140,7 +140,7 @@ def refused(side, note):
 
 
 def unplug(pair, asked, note):
-    """After the end; the guest ejects the DIMM, by the test's hands."""
+    """Unplug the DIMM after the end; the test ejects it in place of the guest."""
     side = pair.destination
     if not asked:
         side.cmd("device_del", id="dimm")
@@ -152,7 +152,7 @@ def unplug(pair, asked, note):
 
 
 def migrate(lab, c, note=lambda text: None):
-    """As c says; returns (Ended, faults, recoveries, what the survivor said)."""
+    """Migrate by the plan c; returns (Ended, faults, recoveries, the survivor's message)."""
     huge = c["backend"] in HUGE
     memory_mb = 64 if huge else 32
     def dimm(side):
@@ -194,7 +194,7 @@ def migrate(lab, c, note=lambda text: None):
 
 
 class Soak:
-    """Two at a time, each with a first-level machine of its own."""
+    """Runs two migrations at a time, each in a first-level machine of its own."""
 
     def __init__(self, options):
         self.todo = iter(range(options.seed, options.seed + options.number))
@@ -204,14 +204,14 @@ class Soak:
         self.keep_going = options.keep_going
         self.fetch = options.fetch
         self.started = time.monotonic()
-        self.lock = threading.Lock()    # of all above
+        self.lock = threading.Lock()    # protects the fields above
 
     def take(self):
         with self.lock:
             return None if self.failures and not self.keep_going else next(self.todo, None)
 
     def work(self, name):
-        """A first-level machine in which something has failed is not used again."""
+        """Replaces a first-level machine after a failure in it."""
         try:
             with Host("tcg", name=f"{name}-host") as host:
                 if why_not := host.why_not():
@@ -228,7 +228,7 @@ class Soak:
             self.fail(traceback.format_exc())
 
     def one(self, lab, host, seed):
-        """Whether it ended as it may; lab: boots it."""
+        """Whether the migration ended in a valid way; lab: boots a first-level machine."""
         notes: list[str] = []
         c, begun = chosen(seed, self.fetch), time.monotonic()
         self.say(f"seed {seed}: {told(c)}")

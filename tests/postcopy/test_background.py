@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What nobody has requested: it does not delay what somebody waits for, and it begins with what
-vCPUs must touch first."""
+"""The background: it does not delay requested pages, and it begins with pages that vCPUs must touch
+first."""
 import statistics
 import time
 
@@ -14,14 +14,14 @@ from tests.lab.pair import MIB, NO_WINDOW, STOCK, Pair, until
 from tests.lab.proxy import MAIN, PAGE_SIZE, Lie, Page, pack
 from tests.lab.text import search
 
-# Of the wire, which takes more from the source than this: what lies before it is a queue.
+# The rate of the wire. The source's processor can send more: pages before a requested one on the wire are a queue.
 RATE = 16 * MIB
 HUGE = 2 * MIB
-PC_ROM = 0xc0000    # where its RAMBlock is
+PC_ROM = 0xc0000    # address of the RAMBlock pc.rom
 
 
 def migrated(place, **options):
-    """Both sides' query-migrate after a migration by one connection whose background nothing limits."""
+    """Both sides' query-migrate after a migration by one connection, with an unlimited background."""
     with Pair(place, exits=None, capabilities=(), cpus=1, memory_mb=64, **options) as pair:
         pair.postcopy(pair.wire(pair.listen(), rate=RATE).uri, bandwidth=0)
         pair.finish()
@@ -29,7 +29,7 @@ def migrated(place, **options):
 
 
 def test_requests_pass(place):
-    """A requested page waits for what lies before it on the wire."""
+    """A requested page waits for all data before it on the wire."""
     source, destination = migrated(place, source_options=NO_WINDOW)
     assert "postcopy-window" not in source
     without_ms = destination["postcopy-latency"] / 1e6
@@ -45,8 +45,8 @@ def test_stock_answers(place):
 
 
 def around(place, channels, rate):
-    """How many pages went together, for each request; which came by the preempt channel though nobody had requested
-    them; in how many calls of the kernel the destination has placed how many pages."""
+    """How many pages went together, for each request; pages that the preempt channel sent without a request; by how
+    many calls of the kernel the destination has placed how many pages."""
     urgent = Order()
     with Pair(place, exits=None, memory_mb=160, mem=128, **CHANNELS[channels]) as pair:
         wire = {"rate": rate, **({"lie": urgent} if channels == "preempt" else {})}
@@ -61,21 +61,21 @@ def around(place, channels, rate):
 
 @pytest.mark.parametrize("channels", ["preempt", "one-channel", "fetch"])
 def test_pages_around_a_requested_one(place, channels):
-    """They go along where a request would take longer, and what lies side by side is placed together."""
+    """Pages go along if a request would take longer, and adjacent pages are placed together."""
     together, unasked, calls, pages = around(place, channels, None)
     print(f"{len(unasked)} by the preempt channel were not requested, {calls} calls for {pages} pages")
-    # How many fewer is the scheduler's; page by page they would not be fewer
+    # The number of calls depends on the scheduler; page by page, it would be the number of pages
     assert 1 < max(together) <= 32 and calls < pages
-    # When the stream ends, the destination reads from that channel what it has requested: these would be lost.
+    # When the stream ends, the destination only reads requested pages from that channel: these pages would be lost.
     assert not unasked
     if channels == "preempt":
-        # Some do on a slow wire as well: zeros, and what fills its buffers at first.
+        # Some pages go along on a slow wire as well: zeros, and those that fill its buffers at first.
         slow = around(place, channels, RATE)[0]
         assert statistics.median(slow) == 1, slow
 
 
 class Order(Lie):
-    """Says the truth, and keeps the order of the pages."""
+    """Passes on all pages, and keeps their order."""
 
     def __init__(self):
         super().__init__()
@@ -87,13 +87,13 @@ class Order(Lie):
 
     def package(self, package):
         self.pages.clear()
-        # What the source sends next is on its way before the guest can request it
+        # The source's next pages are in flight before the guest can request them
         time.sleep(1)
         return pack(package)
 
 
 class SmallFirst(Lie):
-    """Sends a small page right before the first huge one, at once, so that a buffer has more than the small one."""
+    """Sends a small page right before the first huge one, in one piece, so that a buffer holds more than that page."""
 
     def __init__(self, small):
         super().__init__()
@@ -111,7 +111,7 @@ class SmallFirst(Lie):
 
 
 def test_small_page_before_a_huge_one(lab):
-    """It is placed, though no page of its run follows: on the preempt channel no section ends."""
+    """The small page is placed, though no page of its run follows: on the preempt channel no section ends."""
     with Pair(lab, backend="hugetlb", memory_mb=64, mem=48, pattern="samehuge", late_rom=1) as pair:
         pair.source.wait_ready()
         lie = SmallFirst(Page(0, b"pc.rom", pair.source.memory(PC_ROM, PAGE_SIZE)))
@@ -126,7 +126,7 @@ def test_small_page_before_a_huge_one(lab):
 
 
 def bound_to_be_touched(source, cpu):
-    """Guest physical pages of a vCPU, as the monitor tells."""
+    """Guest physical pages of a vCPU's registers and tables, by the monitor."""
     def ask(line):
         return source.cmd("human-monitor-command", command_line=line, cpu_index=cpu)
 
@@ -155,7 +155,7 @@ class FrameOrder(FetchWire):
 
 @pytest.mark.parametrize("fetch", [0, 2])
 def test_begins_with_what_vcpus_touch(place, fetch):
-    """Of 40,000 pages, none of which has been sent."""
+    """Before the migration, none of 40,000 pages has been sent."""
     with LinuxPair(place, exits=None, cpus=2, fetch=fetch) as pair:
         order: Order | FrameOrder
         if fetch:
@@ -167,7 +167,7 @@ def test_begins_with_what_vcpus_touch(place, fetch):
         pair.postcopy(uri, bandwidth=0)
         wanted = bound_to_be_touched(pair.source, 0) | bound_to_be_touched(pair.source, 1)
         pair.finish()
-    # 64 a vCPU, as many among them that all share, and 129 of 64 queues
+    # 64 pages per vCPU, as many that all vCPUs share, and 129 of 64 queues
     first = {address for name, address in order.pages[:64 * 2 * 2 + 129] if name == b"pc.ram"}
     assert not {what: hex(address) for what, address in wanted.items() if address not in first}
 
@@ -176,9 +176,9 @@ JUDGED = 200    # requests: 64 of other pages are enough
 
 
 def before_others(place, **load):
-    """How many pages go before half of the lowest hundred, where the background begins unless hot pages go first.
+    """How many pages precede half of the lowest hundred, where the background begins unless hot pages go first.
 
-    Counted once the guest has requested enough, from when on nothing limits the background.
+    Counts from the time on at which the guest has requested enough, and the background has no limit.
     """
     order = Order()
     with Pair(place, exits=None, cpus=4, memory_mb=96, mem=64, **load) as pair:
@@ -193,10 +193,10 @@ def before_others(place, **load):
 
 
 def test_hot_pages_first(place):
-    """The background sends what the guest has written last before the others, unless those are what it requests."""
-    # Goes on with what it wrote last, an eighth
+    """The background sends the pages written last first, unless the guest requests other ones."""
+    # This guest continues with an eighth, which it wrote last
     wanted = before_others(place, pattern="hot")
-    # Wrote a tenth, and wants the zeros as much
+    # This guest wrote a tenth, and needs the zero pages as much
     unwanted = before_others(place, pattern="zerowrite", zero=90)
     print(f"{wanted} pages before the others, {unwanted} of which the guest does not want more")
     assert wanted > 10 * unwanted

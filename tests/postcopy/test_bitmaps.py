@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Dirty bitmaps in post-copy: of disks, where memory has come before, and of memory."""
+"""Dirty bitmaps in post-copy: of disks, when all memory was received before, and of memory."""
 import re
 
 import pytest
@@ -12,10 +12,10 @@ OPTIONS = ("-global", "migration.x-clear-bitmap-shift=6", "-trace", "migration_b
 
 
 def test_bitmaps_alone(place):
-    """The source ends its memory once more in post-copy, which takes no part in it."""
+    """Post-copy takes no part, but the source ends its memory once more in it."""
     with Pair(place, capabilities=None, mem=4) as pair:
         for side in pair.sides:
-            # By its bitmap, QEMU takes it for 32 MiB to be sent: too much for the blackout, which has time for memory
+            # QEMU estimates 32 MiB for its bitmap: too much for the blackout, which has time for memory
             side.add_disk(16 << 30)
             side.set_capabilities("dirty-bitmaps")
         pair.source.qmp.cmd("block-dirty-bitmap-add", node="disk", name="changed", granularity=512)
@@ -30,7 +30,7 @@ def test_bitmaps_alone(place):
 
 @pytest.mark.parametrize("fetch", [0, 2])
 def test_not_cleared_in_postcopy(place, fetch):
-    """Nobody protects the memory of a guest that has been stopped, to find out what it writes."""
+    """The memory of a stopped guest is not write-protected to find its writes."""
     def cleared():
         log = place.read_file(pair.source.trace_log).decode()
         return len(re.findall(r"migration_bitmap_clear_dirty rb (?:ram|pc\.ram) ", log))
@@ -48,7 +48,7 @@ def test_not_cleared_in_postcopy(place, fetch):
 
 
 def test_writes_behind_a_sync(place):
-    """Whatever writes finds it out for QEMU, wherever the RAM block lies: a DIMM's is before the machine's memory."""
+    """QEMU is notified of each write, wherever the RAM block lies: a DIMM's is before the machine's memory."""
     options = ("-m", "48M,slots=1,maxmem=1G", "-object", "memory-backend-ram,id=near,size=16M",
                "-device", "pc-dimm,memdev=near")
     with Pair(place, exits=None, memory_mb=48, source_options=options, destination_options=options) as pair:

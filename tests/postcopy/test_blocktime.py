@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""How long the guest and its vCPUs have waited, in milliseconds: downtime, and the capability postcopy-blocktime."""
+"""The waiting times of the guest and its vCPUs, in milliseconds: downtime, and the capability postcopy-blocktime."""
 import time
 
 import pytest
@@ -18,7 +18,7 @@ def blocktime(pair):
 
 
 def stop_source(pair):
-    """Postcopy of which little has come, of a stopped source.  Returns the faults after a wait of WAIT_S."""
+    """Stop the source early in postcopy.  Returns the faults after a wait of WAIT_S."""
     pair.midst(bandwidth=64 << 10)
     pair.source.signal("STOP")
     faults = pair.until_all_wait()
@@ -27,7 +27,7 @@ def stop_source(pair):
 
 
 def test_downtime_below_a_millisecond(place):
-    """It is not all the time until the end, as the source may find it to be 0."""
+    """The source may measure a downtime of 0, which must not become the time until the end."""
     for _ in range(5):
         with Pair(place, mem=4, cpus=1, traced=False, **CHANNELS["one-channel"]) as pair:
             pair.postcopy(bandwidth=64 << 10)
@@ -40,7 +40,7 @@ def test_downtime_below_a_millisecond(place):
 @pytest.mark.slow
 @pytest.mark.parametrize("exits, kick", [("on", False), ("on", True), ("off", False)])
 def test_all_wait(place, exits, kick):
-    """For a source that has been stopped; kick: while they wait, the vCPUs do what they are asked to do."""
+    """All vCPUs wait for a stopped source; kick: while they wait, the vCPUs also serve other requests."""
     with Pair(place, exits=exits, capabilities=CAPABILITIES, mem=16) as pair:
         begin = time.monotonic()
         stop_source(pair)
@@ -52,13 +52,13 @@ def test_all_wait(place, exits, kick):
         longest = 1000 * (time.monotonic() - begin)
         assert len(vcpus) == 4
         assert all(900 * WAIT_S < vcpu < longest for vcpu in vcpus)
-        # All of them at once
+        # All vCPUs wait at the same time
         assert 900 * WAIT_S < total <= min(vcpus)
 
 
 @pytest.mark.slow
 def test_next_page_is_missed_first(place):
-    """A vCPU misses its next page before the thread that has placed the one before marks the end of that wait."""
+    """A vCPU misses its next page before the thread that has placed the previous page marks the end of that wait."""
     with Pair(place, exits="off", cpus=1, destination=INJECT, capabilities=CAPABILITIES, mem=16) as pair:
         before = stop_source(pair)["uffd"]
         pair.destination.inject.arm("postcopy-placed")

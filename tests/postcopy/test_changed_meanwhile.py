@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a migration in progress relies on is not changed, on either side."""
+"""Settings on which a migration in progress depends cannot be changed, on either side."""
 import pytest
 from qemu.qmp import ExecuteError
 
@@ -9,7 +9,7 @@ IN_PROGRESS = "in progress"
 
 
 def test_capabilities_of_a_destination(place):
-    """They say what the end of a stream means: without postcopy-ram, that nothing is missing."""
+    """Capabilities decide the meaning of a stream's end: without postcopy-ram, no page is missing."""
     with Pair(place, mem=8) as pair:
         pair.start()
 
@@ -31,7 +31,7 @@ def test_capabilities_of_a_destination(place):
 
 
 def test_number_of_channels(place):
-    """All loops over them end at the parameter's value."""
+    """All loops over the channels end at the parameter's value."""
     with Pair(place, mem=16, capabilities=None) as pair:
         pair.use_multifd()
         pair.start(bandwidth=MIB)
@@ -41,7 +41,7 @@ def test_number_of_channels(place):
                     side.cmd("migrate-set-parameters", multifd_channels=value)
             with pytest.raises(ExecuteError, match=f"mode.*{IN_PROGRESS}"):
                 side.cmd("migrate-set-parameters", mode="cpr-reboot")
-            # Others, and the same number, can be.
+            # Other parameters, and the same number, can be set.
             side.cmd("migrate-set-parameters", multifd_channels=2, announce_rounds=3)
         pair.source.cmd("migrate-set-parameters", max_bandwidth=128 * MIB, downtime_limit=20000)
         pair.finish()

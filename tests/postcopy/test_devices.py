@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Post-copy while QEMU's main thread loads devices, which need the guest's memory."""
+"""Post-copy while QEMU's main thread loads devices, which access the guest's memory."""
 import socket
 from dataclasses import replace
 
@@ -20,24 +20,24 @@ PING, LOADED = (bytes.fromhex(f"08 0002 0004 {value:08x}") for value in (5, 3))
     pytest.param("reset", "preempt", FORK, marks=pytest.mark.slow),
     pytest.param("reset", "one-channel", FORK, marks=pytest.mark.slow),
     pytest.param("killed", "preempt", FORK, marks=pytest.mark.slow),
-    # What is expected.
+    # Stock QEMU, for comparison.
     pytest.param("killed", "one-channel", STOCK, marks=pytest.mark.slow),
 ])
 def test_source_ends_while_devices_are_loaded(place, end, channels, destination):
-    """virtio reads its ring, which has not come and will not come: the destination ends."""
+    """virtio reads its ring, which will never be received: the destination exits."""
     ends(place, end, channels, destination)
 
 
 @pytest.mark.slow
 def test_both_threads_exit(lab):
-    """One of the two threads that find an error waits for the other in exit(), from glibc 2.41 on."""
+    """With glibc 2.41 or later, one of the two threads that find an error waits for the other one in exit()."""
     other_qemu.put(lab)
     for _ in range(10):
         ends(lab, "killed", "one-channel", FORK, wrapper=other_qemu.LIBRARIES)
 
 
 class BadAtLast(Nothing):
-    """No page, until it is told to send one that is nowhere."""
+    """Sends no page; sends one outside of the block if bad is set."""
 
     bad = False
 
@@ -47,8 +47,8 @@ class BadAtLast(Nothing):
 
 
 def test_error_while_devices_are_loaded(lab):
-    """One that is not the connection's, in the thread that receives memory: the guest has not run there, and goes on
-    on the source by itself, though the main thread has read its ring as zeros by then."""
+    """The thread that receives memory finds an error, with the connection intact: the guest has not run there, and
+    resumes on the source by itself, though the main thread has read its ring as zeros by then."""
     lie = BadAtLast()
     with loading(lab, lie) as (pair, _):
         lie.bad = True
@@ -60,20 +60,20 @@ def test_error_while_devices_are_loaded(lab):
 
 
 def test_end_before_the_devices_are_loaded(place):
-    """The thread that receives memory has read the end when the main one misses a page, which nobody sends."""
-    # It answers so many PINGs first.
+    """The thread that receives memory has read the end when the main thread misses a page, which is never sent."""
+    # That thread answers so many PINGs first.
     lie = InPackage(100_000 * PING, behind=bytes([VM_EOF]))
     with loading(place, lie, until_waits=False) as (pair, _):
         until(lambda: not pair.destination.job.running, "the destination ends")
         pair.destination.wait_says("has ended the stream without the page")
-        # Behind so many answers, its last word may be lost: then migrate_cancel returns the guest.
+        # Behind so many answers, its last message may be lost: then migrate_cancel returns the guest.
         assert Failures(pair).ended() == Ended.SOURCE
 
 
 @pytest.mark.slow
 def test_package_fails_behind_the_answer(place):
-    """The main thread has told that the devices are loaded, and cannot load what follows, while the listen thread
-    pauses and closes what both have read. Who reads of it then, AddressSanitizer tells."""
+    """The main thread has answered that the devices are loaded, and cannot load the rest, while the listen thread
+    pauses and closes the file that both have read. AddressSanitizer reports a later access to it."""
     lie = InPackage(LOADED + 100_000 * PING)
     with loading(place, lie, until_waits=False) as (pair, wire):
         until(lambda: ("source_return_path_thread_pong", "0x3") in pair.source.trace(), "the answer")
@@ -84,7 +84,7 @@ def test_package_fails_behind_the_answer(place):
 
 
 class Silent(Nothing):
-    """Behind the package."""
+    """Withholds all data behind the packaged device state."""
 
     def pass_on(self, data, send):
         pass
@@ -92,20 +92,20 @@ class Silent(Nothing):
 
 @pytest.mark.slow
 def test_urgent_channel_breaks_behind_the_devices(place):
-    """The main thread has told that they are loaded, so that the guest will not go on on the source: it runs the
-    guest, though the channel that the listen thread is to recover is broken by then."""
+    """The main thread has answered that the devices are loaded, so that the guest cannot resume on the source: it runs
+    the guest, though the preempt channel, which the listen thread is to recover, is broken by then."""
     with Pair(place, destination=INJECT, pattern="shared", mem=16) as pair:
         inject = pair.destination.inject
         wire = pair.wire(pair.listen(), lie=Silent(), lying=MAIN)
         pair.start(wire.uri)
         inject.arm("rp-message")
         pair.source.cmd("migrate-start-postcopy")
-        # The first PONG is that before the package.
+        # The first PONG precedes the packaged device state.
         inject.wait_held("rp-message")
         inject.hold_next("rp-message")
         pair.source.signal("STOP")
         wire.channels[URGENT][1].shutdown(socket.SHUT_RDWR)
-        # The thread that reads it would tell others, by the lock of who is held.
+        # The channel's thread would notify others, under the lock of the held thread.
         until(lambda: pair.destination.sleeps_in("futex", "mig/dst/preempt"), "the channel breaks")
         inject.release("rp-message")
         until(lambda: pair.destination.cmd("query-status")["running"], "the guest runs on the destination")

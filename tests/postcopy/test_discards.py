@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the destination has to discard before it runs the guest, it discards while the guest still runs."""
+"""The destination discards pages before it runs the guest, while the guest still runs on the source."""
 import pytest
 from qemu.qmp import ExecuteError
 
@@ -15,7 +15,7 @@ def syncs(pair):
 
 
 def ranges(pair):
-    """By block: how many were sent before the guest stopped, and then."""
+    """By block: how many ranges were sent before the guest stopped, and after."""
     counts: tuple[dict[str, int], dict[str, int]] = {}, {}
     stopped = 0
     for name, text in pair.source.trace():
@@ -29,11 +29,11 @@ def ranges(pair):
 
 @pytest.mark.parametrize("destination", [FORK, STOCK])
 def test_before_the_guest_stops(place, destination):
-    """But what a display shows, which the destination may read at any time: it would find zeros there for ever."""
+    """Except the memory of a display, which the destination may read at any time: it would find zeros indefinitely."""
     vga = "-device", "VGA,romfile="
     with Pair(place, destination=destination, memory_mb=160, mem=128, pattern="hot", cpus=2,
               source_options=vga, destination_options=vga, **CHANNELS["preempt"]) as pair:
-        # The guest writes faster than this, so memory has been sent once and is dirty here and there
+        # The guest writes faster than this, so that memory has been sent once and is dirty in many places
         pair.start(bandwidth=1 << 30)
         until(lambda: syncs(pair) >= 3, "pre-copy's third pass", timeout=120)
         pair.source.cmd("migrate-start-postcopy")
@@ -45,7 +45,7 @@ def test_before_the_guest_stops(place, destination):
 
 @pytest.mark.parametrize("end", ["cancelled", "destination-killed"])
 def test_destination_does_not_discard(place, end):
-    """The guest was not stopped for it, and can be migrated anew."""
+    """The guest was not stopped for the discards, and can be migrated anew."""
     with Pair(place, mem=8, **CHANNELS["one-channel"]) as pair:
         pair.start()
         before = syncs(pair)
@@ -62,7 +62,7 @@ def test_destination_does_not_discard(place, end):
 
 
 def test_memory_is_not_read_meanwhile(place):
-    """A monitor that reads a page which was discarded, before userfaultfd is there, would make it one of zeros."""
+    """A monitor that reads a discarded page before userfaultfd is registered would make it a page of zeros."""
     with Pair(place, mem=8, **CHANNELS["one-channel"]) as pair:
         wire = phase_wire(pair, pair.listen(), "switch", 0.5)
         pair.start(wire.uri)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Of two sides that share a disk, never both run the guest: its image lock tells, or the operator does."""
+"""Two sides that share a disk never both run the guest: its image lock decides, or the operator does."""
 import shlex
 import socket
 import threading
@@ -17,7 +17,7 @@ from tests.lab.paths import PATIENCE
 from tests.lab.proxy import CHUNK, Copy, Wire, pack, package_of
 
 LOCK = 'Failed to get "write" lock'
-NOTHING_CAN_TELL = "nothing here can tell"
+CANNOT_CHECK = "QEMU cannot check that"
 WITHOUT_LOCK = {
     "locking-off": ("file.locking=off", ""),
     "share-rw": ("", "share-rw=on"),
@@ -30,8 +30,8 @@ def both(words):
 
 
 class Mute(Wire):
-    """From the package on, the source hears nothing of the destination; nor does the destination get the package
-    before deliver is set."""
+    """From the packaged device state on, the source receives nothing of the destination; and the destination receives
+    that state only when deliver is set."""
 
     def __init__(self, to: int) -> None:
         self.held, self.deliver = threading.Event(), threading.Event()
@@ -60,9 +60,9 @@ class Mute(Wire):
 
 
 def to_the_package(pair):
-    """The source has stopped the guest, and has given its disks away; the destination has not come so far."""
+    """The source has stopped the guest and deactivated its disks; the destination has not received that state yet."""
     wire = pair.wire_of(Mute, pair.listen())
-    # Not all of it is to come before the connection breaks.
+    # Some memory must be missing when the connection breaks.
     pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=64 << 10)
     pair.start(wire.uri)
     pair.source.cmd("migrate-start-postcopy")
@@ -84,7 +84,7 @@ def runs(side):
 
 
 def test_source_does_not_take_disks_that_are_in_use(place):
-    """The destination runs the guest, and nobody has told the source, which cannot be made to run it as well."""
+    """The destination runs the guest, without an answer to the source, which cannot be made to run it as well."""
     _, words = shared_disk(place)
     with Pair(place, mem=8, **both(words)) as pair:
         wire = to_the_package(pair)
@@ -103,7 +103,7 @@ def test_source_does_not_take_disks_that_are_in_use(place):
 
 
 def test_source_takes_its_disks_back(place):
-    """The lock is free: nobody uses them."""
+    """The lock is free: no QEMU uses the disks."""
     _, words = shared_disk(place)
     with Pair(place, mem=8, **both(words)) as pair:
         wire = to_the_package(pair)
@@ -118,16 +118,16 @@ def test_source_takes_its_disks_back(place):
 @pytest.mark.parametrize("by", ["QMP", "HMP"])
 @pytest.mark.parametrize("disk", list(WITHOUT_LOCK))
 def test_word_of_the_operator(place, disk, by):
-    """Where no lock can tell."""
+    """Without a lock, the operator decides."""
     options = WITHOUT_LOCK[disk]
     words = shared_disk(place, *options)[1] if options else ()
     with Pair(place, mem=8, **both(words)) as pair:
         wire = to_the_package(pair)
         pair.destination.signal("KILL")
         cut(pair, wire)
-        with pytest.raises(ExecuteError, match=NOTHING_CAN_TELL):
+        with pytest.raises(ExecuteError, match=CANNOT_CHECK):
             pair.source.cmd("migrate_cancel")
-        assert NOTHING_CAN_TELL in pair.source.hmp("migrate_cancel")
+        assert CANNOT_CHECK in pair.source.hmp("migrate_cancel")
         assert pair.source.status() == "postcopy-paused"
         if by == "QMP":
             pair.source.cmd("migrate_cancel", destination_dead=True)
@@ -138,11 +138,11 @@ def test_word_of_the_operator(place, disk, by):
 
 @pytest.fixture
 def in_use(place):
-    """Lets another process use an image; returns what ends that."""
+    """Lets another process use an image; returns a function that ends it."""
     jobs = []
 
     def use(image):
-        # Of the bytes that QEMU locks in an image: 101 and 201 say that one writes, and no other may.
+        # Bytes that QEMU locks in an image: 101 and 201 mean that one process writes, and no other may.
         lock = ("import fcntl,os,struct,sys,time; f=os.open(sys.argv[1],os.O_RDWR);"
                 "[fcntl.fcntl(f,37,struct.pack('hhqqi',fcntl.F_RDLCK,0,n,1,0)) for n in (101,201)];"
                 "print('locked',flush=True); time.sleep(10000)")
@@ -164,8 +164,8 @@ def assert_cont_is_refused(side):
 @pytest.mark.parametrize("start", ["by-itself", "cont"])
 @pytest.mark.parametrize("way", ["post-copy", "pre-copy"])
 def test_destination_cannot_take_its_disks(place, in_use, way, start):
-    """Somebody else has: the guest is paused, which cont tries to end, and says why it cannot. cont: QEMU has been
-    started with -S, and told to run the guest before it comes."""
+    """Another process uses them: the guest is paused, and cont fails with the reason. cont: QEMU was started with -S,
+    and cont was used before the guest was received."""
     image, words = shared_disk(place)
     stopped = ("-S",) if start == "cont" else ()
     with Pair(place, mem=8, source_options=words, destination_options=(*words, *stopped),
@@ -173,7 +173,7 @@ def test_destination_cannot_take_its_disks(place, in_use, way, start):
         if stopped:
             pair.destination.cmd("cont")
         pair.source.wait_ready()
-        # The source has its own locks, and asks for no more.
+        # The source has its own locks, and requests no more.
         free = in_use(image)
         if way == "post-copy":
             pair.postcopy()
@@ -191,7 +191,7 @@ def test_destination_cannot_take_its_disks(place, in_use, way, start):
 
 
 def test_source_that_failed_does_not_run_without_its_disks(place, in_use):
-    """It would take the guest back by itself, since the destination cannot load the devices."""
+    """The destination cannot load the devices: otherwise the source would resume the guest by itself."""
     image, words = shared_disk(place)
     with Pair(place, mem=8, source_options=(*words, "-device", "pvpanic-pci"), destination_options=words) as pair:
         pair.source.wait_ready()
@@ -208,7 +208,7 @@ def test_source_that_failed_does_not_run_without_its_disks(place, in_use):
 
 @pytest.mark.parametrize("way", ["post-copy", "pre-copy"])
 def test_guest_that_is_stopped_stays_so(place, way):
-    """Its memory comes all the same, and it can run before it has all come."""
+    """A stopped guest's memory is received like another's, and the guest can run before all is received."""
     with Pair(place, mem=8, zero=0, capabilities=() if way == "post-copy" else None) as pair:
         pair.source.wait_ready()
         pair.source.cmd("stop")
@@ -230,7 +230,7 @@ def test_guest_that_is_stopped_stays_so(place, way):
 
 @pytest.mark.slow
 def test_guest_that_is_stopped_goes_on_to_a_third_host(lab):
-    """Nobody has activated its disk meanwhile."""
+    """Nothing has activated its disk meanwhile."""
     _, words = shared_disk(lab)
     with LinuxPair(lab, mem=16, source_options=words, destination_options=words) as pair:
         pair.source.wait_ready()
@@ -289,7 +289,7 @@ def test_stopped_guest_runs_before_its_memory_has_come(place):
 
 @pytest.mark.parametrize("when", ["pre-copy", "post-copy", pytest.param("paused", marks=pytest.mark.slow)])
 def test_quit_waits_for_the_migration_thread(place, when):
-    """It uses the disks, which QEMU would close; and it runs no guest, which the destination may run."""
+    """The thread uses the disks, which QEMU would close; and it resumes no guest that the destination may run."""
     _, words = shared_disk(place)
     with Pair(place, source=INJECT, mem=8, **both(words)) as pair:
         inject = pair.source.inject

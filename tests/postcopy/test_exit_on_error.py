@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A destination that fails before it runs the guest, with exit-on-error=false: it stays, and tells why."""
+"""A destination that fails before it runs the guest, with exit-on-error=false: it stays, and reports the reason."""
 from tests.lab.missing_at_load import QUEUE_PAGES, SLOT, set_queue
 from tests.lab.pair import Pair, until
 from tests.lab.proxy import MAIN, Nothing
@@ -13,7 +13,7 @@ def asked_to_stay(pair):
 
 
 def assert_stays(pair):
-    """The destination has failed, and tells of it; nothing of post-copy is left there."""
+    """The destination has failed and reports that; nothing of post-copy is left there."""
     pair.destination.wait_status("failed")
     assert "load of migration failed" in pair.destination.cmd("query-migrate")["error-desc"]
     until(lambda: not pair.destination.has_open("[userfaultfd]"), "memory is not missing any more")
@@ -24,7 +24,7 @@ def assert_stays(pair):
 
 
 def test_destination_stays_if_it_is_asked_to(place):
-    """The source takes the guest back at once, though it has memory for hours to send."""
+    """The source resumes the guest at once, though it has memory for hours to send."""
     options = ("-device", "pvpanic-pci")
     with Pair(place, mem=8, source_options=options) as pair:
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=1 << 10)
@@ -36,7 +36,7 @@ def test_destination_stays_if_it_is_asked_to(place):
 
 
 def test_destination_stays_if_its_source_ends(place):
-    """While its main thread waits for a page of the devices."""
+    """The source exits while the destination's main thread waits for a page of the devices."""
     words = ("-device", f"virtio-rng-pci,addr={SLOT:#x},disable-modern=on")
     with Pair(place, mem=16, zero=0, source_options=words, destination_options=words, capabilities=()) as pair:
         pair.source.wait_event("ready")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Exits for pages that are there: swapped out, or merged by KSM. With a bitmap, there are none."""
+"""Exits for pages that are present: swapped out, or merged by KSM. With a bitmap, there are none."""
 import contextlib
 from typing import Any
 
@@ -35,7 +35,7 @@ def ksm(lab):
 
 @contextlib.contextmanager
 def all_has_come(lab, **options):
-    """A pair whose post-copy goes on, because the destination is not told that this is all; and the
+    """A pair with all memory received, whose post-copy continues, because the destination does not get the end; and the
     faults, which are counted when the guest has ended."""
     faults: dict[str, Any] = {}
     with Pair(lab, exits="on", cpus=1, memory_mb="32,slots=1,maxmem=1G", payload=guest.payload("far"),
@@ -46,7 +46,7 @@ def all_has_come(lab, **options):
         pair.destination.wait_event("timing")
         until(lambda: not pair.faults()["awaited"], "all has come")
         yield pair, faults
-        # The guest goes on, and so does the migration.
+        # The guest resumes, and so does the migration.
         pair.destination.hmp("o/b 0x70 0x40")
         pair.destination.hmp("o/b 0x71 1")
         pair.destination.wait_event("end")
@@ -59,7 +59,7 @@ def all_has_come(lab, **options):
 @both_interfaces
 @pytest.mark.slow
 def test_swapped_out_again_and_again(lab, swap, by):
-    """The host reclaims the page that the guest executes, while post-copy goes on without other faults."""
+    """The host reclaims the page that the guest executes, while post-copy continues without other faults."""
     with all_has_come(lab) as (pair, _):
         destination = pair.destination
         page = int(search(r"RIP=(\w+)", destination.hmp("info registers"))[1], 16) & -4096
@@ -93,7 +93,7 @@ def test_merged(lab, ksm, by):
 @pytest.mark.slow
 @pytest.mark.parametrize("exits", ["auto", "on"])
 def test_kernel_cannot_populate(lab, exits):
-    """MADV_POPULATE_WRITE is of Linux 5.14. Without it, a page that is there but mapped read-only would
+    """MADV_POPULATE_WRITE is of Linux 5.14. Without it, a present page that is mapped read-only would
     end the guest."""
     switch = "/sys/module/madvise/parameters/populate"
     lab.run(f"echo N >{switch}", check=True)

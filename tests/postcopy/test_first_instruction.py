@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What vCPUs miss before the guest's programs run again, as the trace of the lab's kernel has it."""
+"""Pages that vCPUs miss before the guest's programs run again, in the trace of the lab's kernel."""
 import re
 
 import pytest
@@ -16,8 +16,8 @@ USER = 1 << 47            # Linux's own addresses are above
 
 
 def missed_first(log, tid):
-    """Of a vCPU: pages that the guest's kernel has missed, and the first instruction of a program, until the handler of
-    an interrupt has returned to one."""
+    """For a vCPU: pages that the guest's kernel has missed, and the first instruction of a program, until the handler
+    of an interrupt has returned to one."""
     missed, rip, first = 0, 0, None
     injected = delivers = kernel = False
     for event, text in re.findall(rf"-{tid} .*? (\w+): (.*)", log):
@@ -54,7 +54,7 @@ def missed_by_vcpus(lab, options, channels):
         finally:
             lab.run(f"echo 0 >{TRACING}/events/enable; echo >{TRACING}/set_event_pid; echo 1 >{TRACING}/buffer_size_kb")
         pair.check_memory()
-        # One that was within a system call goes on in the kernel, for long
+        # A vCPU in a system call stays in the kernel for long
         return [missed_first(log, tid) for cpu, tid in enumerate(tids) if "CPL=3" in pair.source.cmd(
             "human-monitor-command", command_line="info registers", cpu_index=cpu)]
 
@@ -62,7 +62,7 @@ def missed_by_vcpus(lab, options, channels):
 @pytest.mark.parametrize("channels", ["fetch", *(pytest.param(channels, marks=pytest.mark.slow)
                                                 for channels in CHANNELS if channels != "fetch")])
 def test_before_the_first_instruction(lab, channels):
-    """Its code, stack, tables, the devices' rings and the handlers of interrupts have come by then."""
+    """The vCPU's code, stack and tables, the devices' rings and the handlers of interrupts are received by then."""
     missed = missed_by_vcpus(lab, (), channels)
     print(f"pages missed by each vCPU: {missed}")
     assert missed, "all vCPUs were within system calls"
@@ -71,6 +71,6 @@ def test_before_the_first_instruction(lab, channels):
 
 @pytest.mark.slow
 def test_without_what_must_be_touched_first(lab):
-    """Then each vCPU misses some pages, one after the other: the count above can fail."""
+    """Without x-postcopy-first, each vCPU misses several pages in turn: the count above can fail."""
     missed = missed_by_vcpus(lab, NO_FIRST, "fetch")
     assert missed and min(missed) > 4, missed

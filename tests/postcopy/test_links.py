@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Connections whose keys change, and those that die without a word."""
+"""Connections whose keys change, and connections that die without a reset."""
 import contextlib
 import ctypes
 import os
@@ -15,7 +15,7 @@ from tests.lab.host import Host
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import SANITIZED
 
-# Of each connection. A destination sends few.
+# TLS records of each connection. A destination sends few.
 RECORDS = {"source": 200, "destination": 20}
 
 
@@ -24,7 +24,7 @@ def rekey(side):
 
 
 def renewals(side):
-    """What GnuTLS answered."""
+    """GnuTLS' results of renewing keys."""
     return re.findall(r"^keys renewed: (-?\d+)", side.job.output, re.M)
 
 
@@ -43,7 +43,7 @@ def test_keys_change(place, channels):
 @pytest.mark.skipif(SANITIZED, reason="the other side is stock QEMU, without its sanitizer")
 @pytest.mark.parametrize("stock", ["source", "destination"])
 def test_stock_does_not_change_keys_with_tls_1_2(place, stock):
-    """Stock QEMU breaks when its keys change: docs/usage.md says how one side alone prevents that."""
+    """Stock QEMU breaks when its keys change: docs/usage.md describes how one side can prevent that."""
     pair = Pair(place, tls=tls.directory(place), memory_mb=64, mem=48, pattern="shared", capabilities=(),
                 source=STOCK if stock == "source" else FORK, destination=STOCK if stock == "destination" else FORK,
                 wrapper=rekey("destination"), source_wrapper=rekey("source"))
@@ -57,7 +57,7 @@ def test_stock_does_not_change_keys_with_tls_1_2(place, stock):
 
 
 SYS_PIDFD_GETFD = 438
-# What migration/socket.c sets, and so much less that a test can wait for it.
+# The options of migration/socket.c, and values so small that a test can wait.
 OPTIONS = {(socket.SOL_SOCKET, socket.SO_KEEPALIVE): (1, 1),
            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): (60, 1),
            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): (30, 1),
@@ -67,7 +67,7 @@ OPTIONS = {(socket.SOL_SOCKET, socket.SO_KEEPALIVE): (1, 1),
 
 @contextlib.contextmanager
 def connections(side, port):
-    """Those of a side's QEMU to or from a port."""
+    """The connections of a side's QEMU to or from a port."""
     pid = int(Path(side.pidfile).read_text())
     pidfd = os.pidfd_open(pid)
     with contextlib.ExitStack() as opened:
@@ -79,14 +79,14 @@ def connections(side, port):
             fd = ctypes.CDLL(None, use_errno=True).syscall(SYS_PIDFD_GETFD, pidfd, int(file.name), 0)
             assert fd >= 0, os.strerror(ctypes.get_errno())
             one = opened.enter_context(socket.socket(fileno=fd))
-            with contextlib.suppress(OSError):      # It listens, or has no port
+            with contextlib.suppress(OSError):      # The socket listens, or has no port
                 if port in (one.getpeername()[1], one.getsockname()[1]):
                     found.append(one)
         yield found
 
 
 def dies(pair, wire, number):
-    """All connections of both sides have what lets them notice, which comes sooner from here on."""
+    """All connections of both sides have options by which QEMU notices their death; their times are shortened here."""
     ports = wire.listening.getsockname()[1], wire.to
     with connections(pair.source, ports[0]) as ours, connections(pair.destination, ports[1]) as theirs:
         assert (len(ours), len(theirs)) == (number, number)
@@ -133,7 +133,7 @@ def test_link_of_multifd_dies(here):
 
 @pytest.mark.parametrize("end", ["cancel", "quit"])
 def test_multifd_is_stuck(place, end):
-    """The destination reads nothing more, and the migration thread waits for a thread that sends by multifd."""
+    """The destination reads no more data, and the migration thread waits for a thread that sends by multifd."""
     with Pair(place, capabilities=None, memory_mb=160, mem=128, zero=0) as pair:
         pair.use_multifd()
         pair.start(bandwidth=MIB)
@@ -152,7 +152,7 @@ def test_multifd_is_stuck(place, end):
 
 @pytest.mark.parametrize("verify", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_recovery_with_a_wrong_certificate(place, verify):
-    """Whichever side refuses it, both are paused again, and recover with the right one."""
+    """Either side refuses the certificate; both are paused again, and recover with the right one."""
     pki = tls.certificates(place, "127.0.0.1")
     with Pair(place, mem=16, pattern="shared", source_options=["-object", tls.X509.format(pki, "client")],
               destination_options=["-object", tls.X509.format(pki, "server")]) as pair:
@@ -160,7 +160,7 @@ def test_recovery_with_a_wrong_certificate(place, verify):
             side.cmd("migrate-set-parameters", tls_creds="tls")
         pair.midst()
         pair.pause()
-        # Of another authority; QEMU has read the first one's
+        # Certificates of another authority; QEMU has already read the first ones
         pki = tls.certificates(place, "127.0.0.1")
         pair.source.cmd("object-add", qom_type="tls-creds-x509", id="wrong", dir=pki, endpoint="client",
                         verify_peer=verify == "on")
@@ -169,7 +169,7 @@ def test_recovery_with_a_wrong_certificate(place, verify):
         if verify == "on":
             until(lambda: "certificate" in pair.source.cmd("query-migrate").get("error-desc", ""), "the source refuses")
         else:
-            # The source does not verify the destination's: that one refuses the source's
+            # The source does not verify the destination's certificate, but the destination verifies the source's
             pair.destination.wait_says("certificate")
         pair.wait_paused()
         pair.source.cmd("migrate-set-parameters", tls_creds="tls")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The end of post-copy: all was sent, and not all has come."""
+"""The end of post-copy when the source has sent all, and a page is missing."""
 import pytest
 
 from tests.lab.backends import CHANNELS
@@ -16,8 +16,8 @@ from tests.lab.proxy import MAIN, URGENT, Never
     pytest.param(None, "off", "one-channel", marks=pytest.mark.slow),
 ])
 def test_requested_page_is_lost(place, trouble, exits, channels):
-    """The destination has read the end of the main channel, and a page that it has asked for does
-    not come: it waits, can be paused, and recovered."""
+    """The destination has read the end of the main channel, and a page that it has requested is missing: it waits, can
+    be paused, and recovered."""
     lying = URGENT if channels == "preempt" else MAIN
     with Pair(place, exits=exits, pattern="shared", mem=16, **CHANNELS[channels]) as pair:
         lie = Never()
@@ -28,7 +28,7 @@ def test_requested_page_is_lost(place, trouble, exits, channels):
         pair.fast()
         until(pair.destination.has_read_the_end, "the destination has read the end")
         if channels == "preempt":
-            # It may still come.
+            # The page may still be received.
             for side in pair.sides:
                 assert side.status() == "postcopy-active"
             assert pair.faults()["awaited"] > 0
@@ -38,7 +38,7 @@ def test_requested_page_is_lost(place, trouble, exits, channels):
                 (pair.source if trouble == "source" else pair.destination).cmd("migrate-pause")
         pair.wait_paused()
         if channels == "one-channel":
-            # Pages come in order: the source has withheld it.
+            # Pages are sent in order: the source has withheld this one.
             pair.destination.wait_says(f"without the page at offset 0x{lie.told.address:x}")
         assert pair.faults()["awaited"] > 0
         pair.recover()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A source, or a network, that does not send what it should: recoverable, and never silent."""
+"""A source, or a network, that sends wrong data: QEMU can recover, and always reports it."""
 import contextlib
 import time
 
@@ -32,12 +32,12 @@ cases = pytest.mark.parametrize("exits, backend", choices(
 
 @contextlib.contextmanager
 def lied_to(place, lie, exits, backend):
-    """A pair whose post-copy has begun, with a lie in its urgent channel."""
+    """A pair whose post-copy has begun, with a Lie on the preempt channel."""
     with Pair(place, exits=exits, **guest_on(backend)) as pair:
         pair.postcopy(pair.wire(pair.listen(), lie=lie).uri, bandwidth=64 << 10)
         pair.until_faults()
         yield pair
-        # The rest is as it should be.
+        # All other data are right.
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=16 * MIB)
         pair.finish()
 
@@ -45,7 +45,7 @@ def lied_to(place, lie, exits, backend):
 @pytest.mark.slow
 @cases
 def test_twice(place, exits, backend):
-    """With other contents, when the guest may have changed the page."""
+    """A page is sent again with other contents, when the guest may have changed it."""
     with lied_to(place, Twice(), exits, backend) as pair:
         until(lambda: pair.faults()["duplicates"] >= 2, "both pages that come once more")
 
@@ -78,7 +78,7 @@ def test_never(place, exits, backend):
         pair.destination.wait_says(warning)
         pair.destination.wait_says("migrate-pause")
         assert f"offset 0x{lie.told.address:x}" in pair.destination.hmp("info migrate")
-        # Also when the source has sent all, it does not end.
+        # Post-copy does not end, not even when the source has sent all.
         pair.fast()
         until(pair.destination.has_read_the_end, "the destination has read the end")
         for side in pair.sides:
@@ -89,21 +89,21 @@ def test_never(place, exits, backend):
 
 @cases
 def test_end_of_urgent_pages(place, exits, backend):
-    """Said too early, in place of a page. After recovery, pages that are asked for come as before."""
+    """The end is sent too early, in place of a page. After recovery, requested pages are received as before."""
     lie = End()
     with lied_to(place, lie, exits, backend) as pair:
         until(lambda: lie.page, "the lie")
         pair.pause()
         before = pair.faults()["requests"]
         pair.recover()
-        # If urgent pages did not come, each vCPU would wait for its first one until the background is there.
+        # Without the preempt channel, each vCPU would wait for its first page until the background sends it.
         until(lambda: pair.faults()["requests"] > before + 64, "pages come that are asked for")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["hugetlb", "hugetlb-private"])
 def test_same_part_of_a_huge_page(place, backend):
-    """As often as the page has parts: it is not the page."""
+    """A part is sent as often as the page has parts: that is not the page."""
     lie = SamePart(0)
     with Pair(place, exits="on", **guest_on(backend)) as pair:
         pair.postcopy(pair.wire(pair.listen(), lie=lie).uri, bandwidth=64 << 10)
@@ -121,7 +121,7 @@ def test_same_part_of_a_huge_page(place, backend):
     pytest.param("04 00000001", id="device", marks=pytest.mark.slow),
 ])
 def test_what_comes_before_postcopy(place, what):
-    """The guest runs, and its source sends what belongs before that, or into the package of its devices."""
+    """The guest runs, and its source sends commands that are invalid now, or outside of the packaged device state."""
     lie = Says()
     with Pair(place, pattern="shared", mem=16) as pair:
         pair.midst(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
@@ -141,21 +141,21 @@ def test_what_comes_before_postcopy(place, what):
     pytest.param("02 00000001 0000000000000010", True, id="part", marks=pytest.mark.slow),
 ])
 def test_what_is_no_device(lab, what, listening):
-    """In the package of devices. The guest goes on on the source. Not on the host's own kernel: a source that is as
-    fast has sent all memory by then, and the reset of that connection can overtake the destination's SHUT."""
+    """The data are in the packaged device state. The guest resumes on the source. In the lab only: a source that is as
+    fast as the host has sent all memory by then, and the connection's reset can overtake the destination's SHUT."""
     lie = InPackage(bytes.fromhex(what), listening)
     with Pair(lab, pattern="shared", mem=16, capabilities=()) as pair:
         pair.start(pair.wire(pair.listen(), lie=lie, lying=MAIN).uri)
         pair.source.cmd("migrate-start-postcopy")
         until(lambda: not pair.destination.job.running, "the destination ends", timeout=20)
-        pair.destination.wait_says("received in the package of devices")
+        pair.destination.wait_says("received in the packaged device state")
         pair.source.wait_status("failed")
         assert Failures(pair).ended() == Ended.SOURCE
 
 
 @pytest.mark.parametrize("end", ["quit", pytest.param("reset", marks=pytest.mark.slow)])
 def test_no_urgent_channel(place, end):
-    """It does not come. The destination waits without using a processor, and ends when it should."""
+    """The preempt channel is never opened. The destination waits without using a processor, and can still exit."""
     with Pair(place, mem=16) as pair:
         wire = pair.wire(pair.listen(), refused=URGENT)
         pair.postcopy(wire.uri)
@@ -165,7 +165,7 @@ def test_no_urgent_channel(place, end):
         time.sleep(3)
         used, took = pair.destination.cpu_seconds() - used, time.monotonic() - begin
         print(f"{used:.2f} s of {took:.2f} s")
-        # One that does not wait uses all of it.
+        # A busy loop would use all of it.
         assert used < 0.5 * took
         if end == "reset":
             wire.cut()
@@ -173,7 +173,7 @@ def test_no_urgent_channel(place, end):
             pair.destination.cmd("quit")
         until(lambda: not pair.destination.job.running, "the destination ends")
         if end != "quit":
-            pair.destination.wait_says("has not opened its channel")
+            pair.destination.wait_says("has not opened the preempt channel")
 
 
 RESUME = bytes.fromhex("08 0009 0000")              # QEMU_VM_COMMAND, MIG_CMD_POSTCOPY_RESUME
@@ -181,7 +181,7 @@ RESUME_ACK = bytes.fromhex("0006 0004 00000001")    # MIG_RP_MSG_RESUME_ACK, 4 b
 
 
 class NoResume(Wire):
-    """Breaks when the source says RESUME, which is not passed on."""
+    """Breaks at the source's RESUME, which is not passed on."""
 
     def _copy(self, a, b):
         seen = b""
@@ -194,7 +194,7 @@ class NoResume(Wire):
 
 
 class EarlyAck(Wire):
-    """Answers RESUME in place of what the source has asked for first."""
+    """Acknowledges RESUME before the source sends it, in place of the answer that the source waits for."""
 
     def _back(self, a, b):
         a.recv(CHUNK)
@@ -204,7 +204,7 @@ class EarlyAck(Wire):
 
 
 def test_early_resume_ack(place):
-    """The RESUME before it was said on a connection that has broken since."""
+    """An earlier RESUME was sent on a connection that has broken since."""
     def recover(kind):
         wire = pair.wire_of(kind, pair.listen("migrate-recover"))
         pair.source.cmd("migrate", uri=wire.uri, resume=True)

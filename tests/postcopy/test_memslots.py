@@ -10,7 +10,7 @@ from tests.lab.text import search
 
 READONLY, EXIT_ON_MISSING = 2, 8
 SMRAM = 1   # address space
-# The pages of a bitmap's word. Memslots begin at multiples of them in their block, but for parts of a PC's first MiB.
+# The pages of a bitmap's word. Memslots begin at multiples of it in their block, but for parts of a PC's first MiB.
 WORD = 64 << 12
 
 
@@ -56,7 +56,7 @@ def flags_of(lab, machine, spaces, by):
     assert names.count("kvm_exit_on_missing_enable") == names.count("kvm_exit_on_missing_disable") == 1
     for i, (_, now) in enumerate(steps):
         if enabled <= i < disabled - len(now):
-            # While post-copy runs: all RAM that can be written, also of slots made meanwhile.
+            # While post-copy runs: all writable RAM, also of new slots.
             # A bitmap begins with a whole word.
             assert {key for key, flags in now.items() if flags & EXIT_ON_MISSING} == \
                 {key for key, flags in now.items() if not flags & READONLY

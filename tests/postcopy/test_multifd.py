@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Pre-copy by multifd, behind which post-copy goes on by the other connections."""
+"""Pre-copy by multifd, followed by post-copy on the other connections."""
 import threading
 from itertools import product
 
@@ -28,15 +28,15 @@ def readers(side):
     *product(CHANNELS, [False], [False, True]), ("auto", True, False), ("auto", True, True),
     quick=[("preempt", False, False), ("one-channel", False, True), ("auto", True, False)]))
 def test_postcopy(place, channels, encrypted, zeros):
-    """A part of memory has come by multifd when post-copy begins. From then on nothing passes multifd's connections:
-    one of them may break, and a recovery does without."""
+    """A part of memory was received by multifd when post-copy begins. From then on, multifd's connections are unused:
+    one of them may break, and a recovery does without them."""
     with Pair(place, memory_mb=96, mem=64, zero=100 if zeros else 0, pattern="disjoint", destination_options=["-S"],
               tls=tls.directory(place) if encrypted else None,
               **CHANNELS.get(channels, {"capabilities": (), "fetch": "auto"})) as pair:
         pair.use_multifd(NUMBER)
         pair.source.wait_ready()
         if zeros:
-            # They stay what they are
+            # Zero pages must stay zero
             pair.source.cmd("stop")
         wire = pair.wire(pair.listen())
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=MIB)
@@ -60,7 +60,7 @@ def test_postcopy(place, channels, encrypted, zeros):
 
 @pytest.mark.parametrize("channels", ["preempt", "one-channel"])
 def test_old_machine_type(place, channels):
-    """That of a QEMU whose preempt channel is connected with the others, which says nothing by which to know it."""
+    """The machine type of a QEMU whose preempt channel is connected with the others, without an identification."""
     with Pair(place, machine="pc-i440fx-7.2", mem=8, **CHANNELS[channels]) as pair:
         pair.use_multifd(NUMBER)
         pair.midst()
@@ -68,7 +68,7 @@ def test_old_machine_type(place, channels):
 
 
 class Holds(Wire):
-    """Passes on nothing more of the second connection when it is told so."""
+    """Withholds the data of the second connection while goes_on is clear."""
 
     def __init__(self, to, **options):
         self.goes_on = threading.Event()
@@ -91,8 +91,8 @@ def whole_on_source(pair):
 
 
 def test_channel_breaks_before_all_is_read(place):
-    """The source has sent all of it, and the destination must not run the guest without that. The guest is not stopped
-    before the destination has told that it has read all."""
+    """The source has sent all of multifd's pages, without which the destination must not run the guest. The guest is
+    only stopped when the destination has reported that it has read all."""
     with Pair(place, mem=16, **CHANNELS["one-channel"]) as pair:
         pair.use_multifd(NUMBER)
         wire = pair.wire_of(Holds, pair.listen())
@@ -111,7 +111,7 @@ def test_channel_breaks_before_all_is_read(place):
 
 
 def test_killed_within_the_devices(place):
-    """The source is paused, without a main channel, when its guest goes on there."""
+    """The paused source has no main channel when it resumes its guest."""
     with Pair(place, mem=8, **CHANNELS["one-channel"]) as pair:
         pair.use_multifd(NUMBER)
         wire = phase_wire(pair, pair.listen(), "switch", 0.5)

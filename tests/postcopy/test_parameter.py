@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""postcopy-fault-exits on a kernel that has the feature, and on one that has not."""
+"""postcopy-fault-exits on a kernel with the feature, and on one without it."""
 import pytest
 from qemu.qmp import ExecuteError
 
@@ -15,14 +15,14 @@ REMEDY = "Set postcopy-fault-exits to 'auto' or 'off', or run on a host kernel t
 
 @pytest.fixture
 def old_kernel(lab):
-    """As far as QEMU can see: a kernel in which 236 is KVM_CAP_PRE_FAULT_MEMORY, and nothing is
-    exit-on-missing. tests/lab/kvm-exit-on-missing.c --hidden says so of it."""
+    """As QEMU sees it, an old kernel: 236 is KVM_CAP_PRE_FAULT_MEMORY, and exit-on-missing does not exist.
+    tests/lab/kvm-exit-on-missing.c --hidden checks that."""
     with kvm_interface.offered(lab):
         yield lab
 
 
 def served(pair):
-    """The faults of a guest that misses its memory sooner than it comes, however slow it is."""
+    """The faults of a guest that misses its memory before the background sends it, however slow the guest is."""
     pair.postcopy(bandwidth=64 << 10)
     pair.check_memory()
     pair.finish_fast()
@@ -65,7 +65,7 @@ def test_on_is_refused_at_migrate_incoming(old_kernel):
     with Pair(old_kernel, exits="on", mem=2) as pair:
         with pytest.raises(ExecuteError, match=MISSING):
             pair.listen()
-        # The destination takes another answer, and nothing has happened to the source.
+        # The destination accepts another value, and the source is unaffected.
         assert pair.destination.hmp("migrate_set_parameter postcopy-fault-exits auto") == ""
         served_by_uffd_alone(pair)
 
@@ -82,7 +82,7 @@ def test_on_is_refused_on_the_command_line(old_kernel):
 
 @on_both()
 def test_on_is_refused_when_postcopy_is_announced(old_kernel):
-    """What is set after migrate-incoming is seen when the source announces post-copy."""
+    """QEMU checks a value that is set after migrate-incoming when the source announces post-copy."""
     with Pair(old_kernel, mem=2) as pair:
         uri = pair.listen()
         pair.destination.cmd("migrate-set-parameters", postcopy_fault_exits="on")
@@ -90,7 +90,7 @@ def test_on_is_refused_when_postcopy_is_announced(old_kernel):
         pair.source.cmd("migrate", uri=uri)
         pair.source.wait_status("failed")
         assert MISSING in pair.destination.job.wait().output
-        # The guest lives on, on the source.
+        # The guest stays on the source.
         assert pair.source.cmd("query-status")["status"] == "running"
 
 

@@ -10,46 +10,46 @@ from tests.lab.text import search
 
 EXITS = ("on", "off")
 WITH_EXITS = choices(EXITS, quick=[("on",)])
-# Of the firmware's memory, which the guest reads. Its memslots are read-only and do not exit.
+# Pages of the firmware, which the guest reads. Its memslots are read-only and do not exit.
 ROM_PAGES = 16
 PAGE = 4096
-# The guest's memory, whose memslots do.
+# RAMBlocks of the guest's memory, whose memslots exit.
 RAM = ("pc.ram", "mach-virt.ram", "ram")
 HUGETLB = ("hugetlb-file", "hugetlb-private", "hugetlb")
 SHARED = ("memfd", "shm", "anonymous-shared")
 
 
 def migrate(place, exits, at_least=20, bandwidth=MIB, **options):
-    """Migrate a guest of 4 vCPUs; the counts of its faults, and the destination's trace."""
+    """Migrate a guest of 4 vCPUs; returns the counts of its faults, and the destination's trace."""
     with Pair(place, exits=exits, **({"mem": 8} | options)) as pair:
         pair.postcopy(bandwidth=bandwidth)
         pair.finish()
         faults = pair.faults()
         print(faults)
         trace = pair.destination.trace()
-        # Each of them: block and offset. A thread that is kicked while it waits tells of its page once more.
+        # A set of block and offset: a thread that is kicked while it waits reports its page again.
         uffd = {text.rsplit(" state ", 1)[0] for name, text in trace if name == "postcopy_fault_uffd"}
         if exits == "on":
             assert faults["exits"] > at_least
             assert len(uffd) <= ROM_PAGES and not [page for page in uffd if page.split()[0] in RAM], uffd
         else:
             assert faults["exits"] == faults["populated"] == 0 and faults["uffd"] > at_least
-        # However many miss a page, the source is asked once; or never, if it comes before a vCPU has sent the request.
+        # A page is requested once for all vCPUs; or never, if it is received before a vCPU has sent the request.
         unsent = faults["requests"] - pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
         assert 0 <= unsent <= pair.cpus
         in_place = options.get("backend") in ("hugetlb-file", "hugetlb")
         assert in_place == any(name == "postcopy_mirror" and text.startswith("ram ")
                              for name, text in trace)
         if in_place:
-            # All of it, by the thread for which nobody waits.
+            # All memory was allocated by the helper thread, none by a thread that receives pages.
             assert dict(trace)["postcopy_mirror_memory"] == f"ram: {options['memory_mb'] * MIB:#x} bytes, 0"
         assert "postcopy_receive_twice" not in dict(trace)
         return faults, trace
 
 
 def assert_shared(faults):
-    """Up to four vCPUs miss a page; it is asked for once. Nobody shares the pages of the ROM. If none did, each exit
-    would be a request; if all met, one in four."""
+    """Up to four vCPUs miss a page; it is requested once. vCPUs share no pages of the ROM. If they shared none at all,
+    each exit would be a request; if all met, one in four."""
     assert faults["requests"] - faults["uffd"] < 0.7 * faults["exits"]
 
 
@@ -61,9 +61,9 @@ def test_different_pages(place, exits):
 
 @both_interfaces
 def test_mapped_at_once(lab):
-    """A page that has come is mapped before the vCPU goes on, which would fault for it once more."""
+    """A received page is mapped before the vCPU resumes, which would fault again otherwise."""
     with Pair(lab, exits="on", mem=8, zero=0) as pair:
-        # Hardly any page comes without being missed.
+        # Hardly any page is received before it is missed.
         pair.postcopy(bandwidth=64 << 10)
         dst = pair.destination
         dst.wait_event("end")
@@ -71,9 +71,9 @@ def test_mapped_at_once(lab):
         taken = int(lab.run(f"cat /sys/kernel/debug/kvm/$(cat {dst.pidfile})-*/pf_taken", check=True).output)
         exits, pages = pair.faults()["exits"], pair.source.report().the("boot")["test_pages"]
     print(f"{taken} faults in KVM, {exits} exits, {pages} pages")
-    # The longer the guest takes, the more pages come unasked.
+    # The longer the guest takes, the more pages the background sends first.
     assert SANITIZED or exits > pages / 8
-    # One of each page as it is missed, and one as its mapping has been dropped; of other memory some.
+    # One fault per missed page, and one after its mapping was dropped; some for other memory.
     assert taken < 2 * pages + exits / 2
 
 
@@ -98,7 +98,7 @@ def test_shared_memory(place, exits, backend):
          choices(EXITS, HUGETLB, quick=[("on", "hugetlb")]))
 def test_same_huge_page(place, exits, backend):
     faults, _ = migrate(place, exits, at_least=5, bandwidth=16 * MIB, **guest_on(backend))
-    # The host's page is asked for, of which there are 32.
+    # Requests are for the host's pages, of which there are 32.
     assert faults["requests"] <= 32 + ROM_PAGES
     if exits == "on":
         assert_shared(faults)
@@ -113,19 +113,19 @@ def test_write_to_a_zero_page(place, exits, by):
         return
 
     def pages(event):
-        """Page and state of each; state 1: the vCPU requested it."""
+        """Page and state of each event; state 1: the vCPU requested it."""
         return [search(r"^cpu \d+ (\S+ 0x\w+)(?: state (\d))?", text).groups()
                 for name, text in trace if name == event]
 
-    # The kernel maps its zero page read-only, which KVM exits for once more: one for which a vCPU
-    # waits is placed writable, unless it was claimed just before the vCPU asked for it. Of pages that
-    # have come before, test_exit_on_present_page.py has all.
+    # The kernel maps its zero page read-only, for which KVM exits again: a page for which a vCPU waits is placed
+    # writable, unless it was claimed just before the vCPU requested it. test_exit_on_present_page.py counts pages that
+    # were received before.
     requested = {page for page, state in pages("postcopy_fault_exit") if state == "1"}
     twice = requested & {page for page, _ in pages("postcopy_fault_populate")}
     print(f"{len(requested)} requested, {len(twice)} of them exited for twice")
     assert len(requested) > 20 and len(twice) <= len(requested) / 20
     if by == USERFAULT:
-        # Only those that came between the exit and the look at it.
+        # Only pages that were received between the exit and its check.
         assert faults["populated"] <= faults["exits"] / 20, faults
 
 

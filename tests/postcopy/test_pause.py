@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""migrate-pause ends what a thread sends to a peer that reads nothing, whatever lock that thread has."""
+"""migrate-pause interrupts a thread that sends to a peer that does not read, whatever lock the thread holds."""
 import time
 
 from tests.lab.pair import INJECT, MIB, Pair
@@ -7,7 +7,7 @@ from tests.lab.proxy import URGENT, Wire
 
 
 class ReadsNoUrgentPages(Wire):
-    """Of its first connection."""
+    """Reads nothing on the source's first preempt channel."""
 
     def _forward(self, channel):
         return self._nothing if channel == URGENT else self._copy
@@ -18,7 +18,7 @@ class ReadsNoUrgentPages(Wire):
 
 
 def test_destination_sends(lab):
-    """Page requests, with the lock of the return path."""
+    """The destination sends page requests, with the lock of the return path."""
     with Pair(lab, exits="on", source=INJECT, destination=INJECT, pattern="shared", mem=16) as pair:
         pair.midst()
         pair.destination.inject.arm("rp-message")
@@ -31,8 +31,8 @@ def test_destination_sends(lab):
 
 
 def test_source_sends(lab):
-    """Huge pages on the channel for urgent ones, with the lock of the dirty bitmap, so that the background stops, too.
-    Two fit into the sockets' buffers. A vCPU that sees first that it has moved waits for the others, missing none."""
+    """The source sends huge pages on the preempt channel, with the lock of the dirty bitmap, so that the background
+    stops, too. Two fit into the sockets' buffers. A vCPU that moves first waits for the others, and misses no page."""
     with Pair(lab, exits="on", backend="hugetlb", pattern="disjoint", memory_mb=64, mem=48) as pair:
         wire = pair.wire_of(ReadsNoUrgentPages, pair.listen())
         pair.postcopy(wire.uri, bandwidth=8 * MIB)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What slows the source down, and its guest: max-postcopy-bandwidth, which is for pages that nobody waits for, and the
+"""Limits of the source and its guest: max-postcopy-bandwidth, which applies to pages that were not requested, and the
 dirty limit, which ends with the migration."""
 import time
 
@@ -10,7 +10,7 @@ from tests.lab.pair import MIB, NO_WINDOW, Pair, until
 
 
 def test_page_on_its_way(lab):
-    """The background sleeps within a huge page, if it has no window; a vCPU that misses that page wakes it."""
+    """Without a window, the background sleeps within a huge page; a vCPU that misses that page wakes it."""
     with Pair(lab, memory_mb=48, pattern="samehuge", backend="hugetlb", source_options=NO_WINDOW,
               destination_options=["-S"]) as pair:
         pair.postcopy(bandwidth=32 << 10)
@@ -26,14 +26,14 @@ def test_page_on_its_way(lab):
         trace = [f"{name} {text}" for name, text in pair.source.trace()
                  if name in ("postcopy_preempt_hit", "migration_rate_limit_post")]
         hits = [i for i, event in enumerate(trace) if event.startswith("postcopy_preempt_hit ramblock ram ")]
-        assert hits, "no vCPU has missed a page that was on its way"
-        # Requests for a page that has been woken already do not count; and the time may be over at the same time.
+        assert hits, "no vCPU has missed a page in flight"
+        # Requests for a page that was already woken do not count; and the background's sleep may end at the same time.
         woken = [i for i in hits if any(event.endswith("urgent: 1") for event in trace[i + 1:i + 3])]
         assert len(woken) >= 0.5 * len(hits), trace
 
 
 def test_limit_below_a_slice(place):
-    """It holds though a slice takes longer than the migration thread may sleep, and another one counts at once."""
+    """The limit holds though a slice takes longer than the migration thread may sleep, and a new limit acts at once."""
     limit, piece = 64 << 10, 16 << 10
     with Pair(place, mem=8, pattern="disjoint", destination_options=["-S"]) as pair:
         pair.postcopy(bandwidth=limit)
@@ -41,7 +41,7 @@ def test_limit_below_a_slice(place):
         def sent():
             return pair.source.cmd("query-migrate")["ram"]["postcopy-bytes"]
 
-        time.sleep(1)       # for what the vCPUs must touch first
+        time.sleep(1)       # for pages that the vCPUs must touch first
         begin, before = time.monotonic(), sent()
         time.sleep(3)
         took = time.monotonic() - begin
@@ -65,7 +65,7 @@ def test_postcopy_begins_among_huge_pages(lab):
 
 @pytest.mark.slow
 def test_dirty_ring(lab, monkeypatch):
-    """KVM's other way to tell what the guest writes, there and back, with fetch channels."""
+    """KVM's other way to report the guest's writes, on both hosts, with fetch channels."""
     monkeypatch.setattr(lab, "qemu_words", ("-accel", "kvm,dirty-ring-size=1024", "-cpu", "max"))
     with LinuxPair(lab, mem=16, fetch=4) as pair:
         for hop in range(2):
@@ -78,7 +78,7 @@ def test_dirty_ring(lab, monkeypatch):
 
 @pytest.mark.parametrize("name", ["auto-converge", pytest.param("xbzrle", marks=pytest.mark.slow)])
 def test_until_the_switch(place, name):
-    """What helps pre-copy has no part in post-copy: a stopped guest is not slowed down."""
+    """A capability that helps pre-copy does not slow down post-copy, whose guest is stopped on the source."""
     with Pair(place, exits=None, mem=16, fetch=4, capabilities=(name,)) as pair:
         def info():
             return pair.source.cmd("query-migrate")
@@ -94,7 +94,7 @@ def test_until_the_switch(place, name):
 @pytest.mark.parametrize("end", ["failed", *(pytest.param(end, marks=pytest.mark.slow)
                                              for end in ("cancelled", "completed", "users"))])
 def test_dirty_limit_ends_with_the_migration(lab, end, monkeypatch):
-    """Of each vCPU, however it ends; one that the user has set is left alone. It needs KVM's dirty ring."""
+    """The limit of each vCPU ends, but not a limit that the user has set. It needs KVM's dirty ring."""
     monkeypatch.setattr(lab, "qemu_words", ("-accel", "kvm,dirty-ring-size=1024", "-cpu", "max"))
     with Pair(lab, mem=8) as pair:
         source = pair.source

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Post-copy that loses its connection while vCPUs wait for pages, and goes on."""
+"""Post-copy that loses its connection while vCPUs wait for pages, and is recovered."""
 import time
 
 import pytest
@@ -14,7 +14,7 @@ slow = pytest.mark.slow
 
 
 def pause(pair):
-    """By the administrator's command."""
+    """The administrator pauses the migration."""
     pair.source.cmd("migrate-pause")
 
 
@@ -24,7 +24,7 @@ def reset(pair):
 
 
 def silence(pair):
-    """Nothing comes through, and nothing tells; the administrator gives up on both sides."""
+    """The connection passes no data, without an error; the administrator pauses both sides."""
     pair.black_hole()
     pair.until_all_wait()
     for side in pair.sides:
@@ -47,7 +47,7 @@ def test_recovery(lab, trouble, exits, channels):
         counts = pair.until_all_wait()
         assert pair.destination.cmd("query-status")["status"] == "running"
         if exits == "on":
-            # vCPUs that wait for the recovery do what else they are asked to do.
+            # vCPUs that wait for the recovery still serve other requests.
             assert pair.destination.registers_of_all() == 4
             assert pair.faults()["exits"] == counts["exits"]
         pair.recover()
@@ -63,9 +63,9 @@ def test_recovery(lab, trouble, exits, channels):
     ("hugetlb", "off", "preempt"), ("hugetlb-private", "on", "preempt"), ("hugetlb-private", "off", "one-channel"),
     quick=[("hugetlb", "on", "one-channel")]))
 def test_recovery_within_a_page(place, backend, exits, channels):
-    """The connection breaks when a part of a huge page has come, and vCPUs wait."""
+    """The connection breaks when a part of a huge page was received, and vCPUs wait."""
     with Pair(place, exits=exits, **CHANNELS[channels], **guest_on(backend)) as pair:
-        # Of the 512 parts of a huge page, with or without those of the ROMs before it
+        # Within the 512 parts of a huge page, after the ROMs' pages or not
         wire = pair.wire(pair.listen(), lie=Within(at=300), lying=MAIN)
         pair.postcopy(wire.uri, bandwidth=0)
         pair.wait_paused()
@@ -73,7 +73,7 @@ def test_recovery_within_a_page(place, backend, exits, channels):
 
 
 def breaks_again(pair, after):
-    """A recovery whose connection breaks after so many bytes."""
+    """A recovery whose connection breaks after this number of bytes."""
     wire = pair.wire(pair.listen("migrate-recover"), stop_after=after)
     pair.source.cmd("migrate", uri=wire.uri, resume=True)
     until(lambda: wire.stopped, "the connection has broken")
@@ -82,7 +82,7 @@ def breaks_again(pair, after):
 
 @on_both()
 def test_recovery_fails_and_is_tried_again(lab):
-    """The connection breaks in the handshake; then nobody comes, and the destination listens anew."""
+    """The connection breaks in the handshake; then no source connects, and the destination listens anew."""
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:
         pair.midst()
         pair.pause()
@@ -95,7 +95,7 @@ def test_recovery_fails_and_is_tried_again(lab):
 @on_both("trouble", ["pause", "break"])
 def test_recovery_when_all_was_sent(lab, trouble):
     """The source has nothing left to send, and waits for the destination, which lacks pages."""
-    # It would wait for answers before
+    # With a window, it would wait for answers before
     with Pair(lab, exits="on", pattern="shared", mem=16, source_options=NO_WINDOW) as pair:
         wire = pair.wire(pair.listen())
         pair.midst(wire.uri)
@@ -118,7 +118,7 @@ def test_no_memory_for_a_page(lab):
     pool = "/proc/sys/vm/nr_hugepages"
     had = lab.run(f"cat {pool}", check=True).output
     try:
-        # Private: memory for shared ones is got before they come.
+        # Private, since shared huge pages are allocated before they are received.
         with Pair(lab, exits="on", backend=BACKENDS["hugetlb-private"] + ",reserve=off",
                   pattern="samehuge", memory_mb=64, mem=48) as pair:
             pair.midst(pair.wire(pair.listen(), rate=4 * MIB).uri, bandwidth=64 * MIB)
@@ -137,7 +137,7 @@ def test_no_memory_for_a_page(lab):
 @pytest.mark.parametrize("backend, channels", choices(
     ["anonymous", "hugetlb"], CHANNELS, quick=[("anonymous", "fetch")]))
 def test_tls(lab, backend, channels):
-    """Encrypted; broken and recovered."""
+    """An encrypted connection is broken and recovered."""
     with Pair(lab, exits="on", tls=tls.directory(lab), **CHANNELS[channels], **guest_on(backend)) as pair:
         pair.broken_and_recovered()
 
@@ -153,14 +153,14 @@ MONITOR = 4200     # of the destination, in L1
     pytest.param("fetch", True, "cut", marks=slow),
 ])
 def test_recovery_while_the_main_thread_waits(lab, channels, encrypted, trouble):
-    """QEMU's main thread reads a page that is missing: what is done out of band recovers."""
+    """QEMU's main thread reads a missing page: out-of-band commands recover."""
     with Pair(lab, exits="on", pattern="shared", mem=16, tls=tls.directory(lab) if encrypted else None,
               destination_options=("-monitor", f"tcp:127.0.0.1:{MONITOR},server=on,wait=off"),
               **CHANNELS[channels]) as pair:
         wire = pair.wire(pair.listen())
         pair.midst(wire.uri)
         wire.swallows = True
-        # The end of the memory comes last, but for what the guest has touched.
+        # The end of the memory is sent last, but for pages that the guest has touched.
         boot = pair.source.report().the("boot")
         end = boot["test_address"] + (boot["test_pages"] << 12)
         pages = [end - n * 4096 for n in range(1, 101)]
@@ -200,7 +200,7 @@ def test_recovery_within_a_requested_page(lab):
     with Pair(lab, source=INJECT, exits="on", capabilities=(), cpus=1, **guest_on("hugetlb")) as pair:
         pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=8 * MIB)
         pair.start()
-        # The only vCPU has nothing else that it could have asked for.
+        # The only vCPU can have requested no other page.
         pair.source.inject.arm("save-within-page")
         pair.source.cmd("migrate-start-postcopy")
         pair.wait_paused()
@@ -211,7 +211,7 @@ def test_recovery_within_a_requested_page(lab):
 
 @slow
 def test_pages_that_do_not_come(place):
-    """The destination warns of them, but not of those of an outage while a recovery asks for them again."""
+    """The destination warns of them, but not of pages of an outage while a recovery requests them again."""
     with Pair(place, exits=None, destination=INJECT, mem=16, pattern="shared") as pair:
         wire = pair.wire(pair.listen())
         pair.midst(wire.uri)
@@ -220,7 +220,7 @@ def test_pages_that_do_not_come(place):
         wire.cut()
         pair.source.signal("CONT")
         pair.wait_paused()
-        time.sleep(11)      # as long as it waits before it warns
+        time.sleep(11)      # the time before a warning
         pair.destination.inject.arm("postcopy-ask")
         pair.source.cmd("migrate", uri=pair.listen("migrate-recover"), resume=True)
         pair.destination.inject.wait_held("postcopy-ask")

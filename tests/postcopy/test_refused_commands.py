@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What would need all of the guest's memory, or put other memory in its place, while post-copy runs."""
+"""Commands that would need all of the guest's memory, or replace it, while post-copy runs."""
 import pytest
 from qemu.qmp import ExecuteError
 
 from tests.lab.pair import Pair
 
-# Of one there is a snapshot before
+# Names of snapshots; "old" is taken before
 TAG = {"snapshot-save": "new", "snapshot-load": "old"}
 HUMAN = {"snapshot-save": "savevm new", "snapshot-load": "loadvm old", "migrate": "migrate -d tcp:127.0.0.1:1"}
-REASON = "memory has not all come"
+REASON = "guest memory are missing"
 
 
 def snapshot(side, command):
@@ -27,8 +27,8 @@ def error_of(side, command, pair):
     pytest.param("snapshot-save", marks=pytest.mark.slow), pytest.param("snapshot-load", marks=pytest.mark.slow),
     "migrate"])
 def test_refused(place, command):
-    """The source sends nothing for now: who waited for it would keep QEMU's main thread waiting. The guest goes on,
-    and when all has come, the same succeeds."""
+    """The source sends no data: a command that waited for it would block QEMU's main thread. The guest continues, and
+    when all memory is received, the commands succeed."""
     with Pair(place, pattern="shared", mem=16) as pair:
         source, destination = pair.sides
         source.wait_ready()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""After the switch, before the destination has loaded the devices: the guest can go on where it was."""
+"""After the switch, before the destination has loaded the devices: the guest can resume on the source."""
 import threading
 import time
 
@@ -17,7 +17,7 @@ REFUSED = "Postcopy migration in progress, cannot cancel."
 
 
 def until_split(pair, wire):
-    """The destination has ended, and the source is paused."""
+    """The destination has exited, and the source is paused."""
     pair.start(wire.uri)
     pair.source.cmd("migrate-start-postcopy")
     assert wire.reached.wait(60 * PATIENCE)
@@ -32,7 +32,7 @@ def until_split(pair, wire):
     pytest.param("cut", "one-channel", STOCK, marks=pytest.mark.slow),
 ])
 def test_cut_within_the_devices(place, end, channels, destination):
-    """Nobody can know whether the destination runs the guest but who looks: he lets it go on."""
+    """Only the administrator can find out that the destination does not run the guest, and resume it on the source."""
     with Pair(place, mem=8, destination=destination, **CHANNELS[channels]) as pair:
         wire = phase_wire(pair, pair.listen(), "switch", 0.5)
         faults = Failures(pair)
@@ -43,13 +43,13 @@ def test_cut_within_the_devices(place, end, channels, destination):
             pair.source.cmd("migrate_cancel")
         faults.act("cut" if end == "cut" else "kill-destination", wire)
         pair.source.wait_status("postcopy-paused")
-        assert "migrate_cancel lets the guest go on here" in pair.source.cmd("query-migrate")["error-desc"]
+        assert "migrate_cancel resumes the guest here" in pair.source.cmd("query-migrate")["error-desc"]
         assert not pair.source.cmd("query-status")["running"]
         assert faults.ended() == Ended.SOURCE
 
 
 def test_destination_cannot_load_the_devices(lab):
-    """It says so: the guest goes on by itself."""
+    """The destination reports that: the guest resumes by itself."""
     device = "-device", "pvpanic-pci"
     with Pair(lab, mem=8, source_options=device) as pair:
         pair.start()
@@ -58,26 +58,26 @@ def test_destination_cannot_load_the_devices(lab):
         assert pair.destination.job.wait().rc == 1
         pair.source.wait_status("failed")
         until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on")
-        # Another one has it.
+        # Another destination has the device.
         pair.plans[1].arguments += device
         assert Failures(pair).ended() == Ended.SOURCE
 
 
 def test_memory_is_placed_until_the_destination_ends(place):
-    """It cannot load the devices, and the thread that receives memory goes on until then: missing memory is not to be
-    written, which would be a fault for that very thread."""
+    """The destination cannot load the devices, and the thread that receives memory continues until the exit: QEMU must
+    not write to missing memory, which would be a fault for that very thread."""
     with Pair(place, destination=INJECT, mem=16, source_options=("-device", "pvpanic-pci")) as pair:
         def written():
             return int(pair.lab.run(f"grep -c 'ram_load_loop ' {pair.destination.trace_log}").output)
 
         pair.start()
-        # The destination has nothing to discard before, and to tell so
+        # So that the destination has nothing to discard, and to answer, before
         pair.source.cmd("stop")
         pair.destination.qmp.cmd("trace-event-set-state", name="ram_load_loop", enable=True)
         inject = pair.destination.inject
         inject.arm("rp-message")
         pair.source.cmd("migrate-start-postcopy")
-        # Before the package; then one thread says SHUT, and the other one, which waits for it, PONG.
+        # Before the packaged device state; then one thread sends SHUT, and the other one, which waits for it, PONG.
         inject.wait_held("rp-message")
         before = written()
         inject.hold_next("rp-message")
@@ -98,8 +98,8 @@ def test_not_once_the_destination_may_run_it(place):
         pair.source.cmd("migrate-start-postcopy")
         assert wire.reached.wait(60 * PATIENCE)
         until(lambda: pair.destination.cmd("query-status")["running"], "the guest runs on the destination")
-        # If this is lost, the administrator decides
-        until(lambda: ("source_return_path_thread_pong", "0x3") in pair.source.trace(), "the source is told")
+        # Without this answer, the administrator would decide
+        until(lambda: ("source_return_path_thread_pong", "0x3") in pair.source.trace(), "the source has the PONG")
         pair.source.cmd("migrate-pause")
         wire.cut()
         pair.wait_paused()
@@ -112,7 +112,7 @@ def test_not_once_the_destination_may_run_it(place):
 
 
 class Full(Lie):
-    """Takes nothing until told to, then the package alone."""
+    """Passes on nothing until deliver is set, then only the packaged device state."""
 
     def __init__(self):
         super().__init__()
@@ -128,11 +128,11 @@ class Full(Lie):
 
 
 @pytest.mark.parametrize("words", [pytest.param(NO_WINDOW, id="no-window"),
-                                   # Until the connection is full, slice by slice, takes a minute.
+                                   # Filling the connection slice by slice takes a minute.
                                    pytest.param((), id="window", marks=pytest.mark.slow)])
 def test_page_is_requested_when_the_guest_returns(place, words):
-    """The source cannot send any more, so that it stays requested. The next migration does not hurry because of it:
-    it would use a processor, and find each time that its bandwidth is used up."""
+    """The source cannot send any more, so that the page stays requested. The next migration does not hurry because of
+    it: it would use a processor, and find its bandwidth used up each time."""
     lie = Full()
     with loading(place, lie, until_waits=False, mem=48, memory_mb=64, source_options=words) as (pair, wire):
         def waits():
@@ -159,7 +159,7 @@ def test_page_is_requested_when_the_guest_returns(place, words):
 
 
 def test_not_with_released_memory(place):
-    """What release-ram has given up on the source is nowhere else."""
+    """Memory that release-ram has discarded on the source is lost."""
     with Pair(place, capabilities=("postcopy-preempt", "release-ram"), mem=8) as pair:
         until_split(pair, phase_wire(pair, pair.listen(), "switch", 0.5))
         with pytest.raises(ExecuteError, match=REFUSED):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Some of the migrations of make soak, and what it takes for a failure."""
+"""Some migrations of make soak, and the conditions of a failure."""
 import pytest
 
 from tests.lab import failures
@@ -7,7 +7,7 @@ from tests.lab.failures import ACTIONS, PHASES, Failures, Hang
 from tests.lab.pair import Pair
 from tests.postcopy.soak import chosen, migrate, told
 
-# One of each phase, with all actions and all that may come before.
+# One of each phase, with all actions and all earlier failures.
 SEEDS = (3, 21, 24, 76, 86, 96, 99)
 
 
@@ -32,7 +32,7 @@ def test_soak(lab, seed):
 
 @pytest.mark.slow
 def test_a_hang_is_found(lab, monkeypatch):
-    """The source stands still, and no status says so."""
+    """The source is stopped, and no status shows it."""
     monkeypatch.setattr(failures, "HANG_S", 5)
     with Pair(lab, mem=8) as pair:
         pair.midst(bandwidth=64 << 10)

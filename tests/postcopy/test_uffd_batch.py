@@ -9,7 +9,7 @@ from tests.lab.pair import INJECT, Pair, until
 
 @pytest.mark.slow
 def test_error_within_a_batch(place):
-    """One of four cannot be served; the others are."""
+    """One of four faults cannot be served; the others are."""
     with Pair(place, exits="off", source=INJECT, destination=INJECT, mem=16) as pair:
         inject = pair.destination.inject
         pair.midst(bandwidth=64 << 10)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Memory devices on the destination: one that is plugged, one that is unplugged, and one that has no memory yet."""
+"""Memory devices on the destination: hot-plugged, unplugged, and without memory yet."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ PCI_SLOT, ROM = 28, "/tmp/option.rom"
 VIRTIO_MEM = ("-object", "memory-backend-ram,id=far,size=128M", "-device", "virtio-mem-pci,memdev=far,requested-size=0")
 # The ROM is migrated.
 OPTION_ROM = ("-device", f"virtio-rng-pci,romfile={ROM}")
-# Where PCIe's capability is in a root port, and where the registers of SHPC are put.
+# Registers in a root port: PCIe's capability, and the address for those of SHPC.
 EXPRESS, SHPC_ADDRESS = 0x54, 0xe0000000
-UNRECEIVED = "'{}' cannot be unplugged before postcopy has received its memory"
-# What is freed does not look as it did.
+UNRECEIVED = "'{}' cannot be unplugged before its memory has been migrated"
+# Freed memory gets other contents.
 PERTURB = ("env", "MALLOC_PERTURB_=165")
 
 
@@ -32,7 +32,7 @@ def far_pair(lab, device, cpus=1, **options):
 
 
 def let_go(pair):
-    """The guest touches the device's memory."""
+    """Lets the guest touch the device's memory."""
     until(lambda: pair.destination.cmd("query-status")["status"] == "running", "the guest runs")
     pair.destination.hmp("o/b 0x70 0x40")
     pair.destination.hmp("o/b 0x71 1")
@@ -41,7 +41,7 @@ def let_go(pair):
 @both_interfaces
 @pytest.mark.parametrize("exits", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_unplug(lab, exits):
-    """A page of the device has been asked for: the device stays until all of it has come."""
+    """A page of the device was requested: the device stays until all of its memory is received."""
     with far_pair(lab, DIMM, exits=exits, wrapper=PERTURB) as pair:
         destination = pair.destination
 
@@ -56,7 +56,7 @@ def test_unplug(lab, exits):
         assert destination.cmd("query-memory-devices")
         assert pair.faults()["oldest"]["ramblock"] == "far"
         assert destination.status() == "postcopy-active"
-        # By a connection that does not lie.
+        # The new connection passes on all pages.
         pair.pause()
         pair.recover_and_finish()
         unplug_memory(destination)
@@ -68,7 +68,7 @@ def test_unplug(lab, exits):
     pytest.param("on", "precopy", marks=pytest.mark.slow),
 ])
 def test_plug(lab, exits, when):
-    """Memory that the source does not have, more than all that it has: nothing of post-copy stays behind."""
+    """The device has memory that the source lacks, more than all of the source's: nothing of post-copy stays behind."""
     with Pair(lab, exits=exits, memory_mb="48,slots=1,maxmem=1G", mem=16) as pair:
         destination = pair.destination
 
@@ -92,13 +92,13 @@ def test_plug(lab, exits, when):
 
 
 def power_off(qtest):
-    """The slot of PCIe, by its control register."""
+    """Powers off a slot of PCIe, by its control register."""
     qtest.pci_select(PCI_SLOT, EXPRESS + 0x18)
     qtest.cmd("outw", PCI_DATA, 0x700)
 
 
 def power_off_by_shpc(qtest):
-    """A slot of the standard hot-plug controller, which is in the bridge's first BAR."""
+    """Powers off a slot of the standard hot-plug controller, which is in the bridge's first BAR."""
     qtest.pci_select(PCI_SLOT, 0x10)
     qtest.cmd("outl", PCI_DATA, SHPC_ADDRESS)
     qtest.pci_select(PCI_SLOT, 4)
@@ -130,7 +130,7 @@ HOTPLUG = {"acpi": Hotplug("pc", ("-device", f"virtio-rng-pci,id=first,romfile=,
     ("acpi", OPTION_ROM), pytest.param("acpi", VIRTIO_MEM, marks=pytest.mark.slow),
     pytest.param("pcie", OPTION_ROM, marks=pytest.mark.slow), pytest.param("shpc", OPTION_ROM, marks=pytest.mark.slow)])
 def test_unplug_pci(lab, kind, device):
-    """A PCI device stays until its memory has come, also if the guest ejects it unasked."""
+    """A PCI device stays until its memory is received, even if the guest ejects it without a request."""
     hotplug = HOTPLUG[kind]
     lab.write_file(ROM, bytes(64 << 10))
     options = [*hotplug.behind, *device[:-1], f"{device[-1]},id=pci,{hotplug.address}"]
@@ -159,7 +159,7 @@ def test_unplug_pci(lab, kind, device):
 
 @pytest.mark.parametrize("exits", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_no_memory_for_a_discarded_page(lab, exits):
-    """The guest touches memory that virtio-mem has not plugged, of which the source sends nothing."""
+    """The guest touches memory that virtio-mem has not plugged, and that the source never sends."""
     with far_pair(lab, VIRTIO_MEM, exits=exits, source=INJECT, destination=INJECT, zero=100) as pair:
         inject = pair.destination.inject
         pair.postcopy(pair.wire(pair.listen(), lie=Endless(), lying=MAIN).uri, bandwidth=0)

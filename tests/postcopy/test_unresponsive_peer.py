@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A peer that connects and says nothing, or only a part: nobody waits for it."""
+"""A peer that connects and sends no data, or only a part: QEMU does not wait for it."""
 import socket
 import threading
 import time
@@ -15,7 +15,7 @@ from tests.lab.proxy import Wire
 MAGIC_OF_MULTIFD = bytes.fromhex("11223344")
 BARE = "multifd"
 TLS = "multifd over TLS"
-# A client's first record, without its end
+# The beginning of a client's first record
 HELLO = bytes.fromhex("16030100ff")
 
 
@@ -25,7 +25,7 @@ def pair_for(place, channel):
 
 def use_multifd(pair):
     for side in pair.sides:
-        # With a sanitizer, the switch, which nothing interrupts, can take the whole downtime limit.
+        # With a sanitizer, the switch, which cannot be interrupted, can take the whole downtime limit.
         side.qmp.settimeout(60 if SANITIZED else 20)
     pair.use_multifd()
 
@@ -35,16 +35,16 @@ def use_multifd(pair):
     pytest.param(BARE, MAGIC_OF_MULTIFD[:1], id="multifd-a-byte"),
     pytest.param(BARE, MAGIC_OF_MULTIFD, id="multifd-magic-alone", marks=pytest.mark.slow),
     pytest.param(TLS, b"", id="tls-nothing", marks=pytest.mark.slow),
-    # This one holds the place of the first channel, for 20 s.
+    # This client occupies the first channel for 20 s.
     pytest.param(TLS, HELLO, id="tls-a-part", marks=pytest.mark.slow),
 ])
 def test_destination_does_not_wait(place, channel, says):
-    """Migration passes by the stranger, who then hangs up, and the guest goes on."""
+    """The migration ignores the unrelated client, which then closes its connection, and the guest runs."""
     with pair_for(place, channel) as pair:
         use_multifd(pair)
         uri = pair.listen()
-        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri)), timeout=60) as stranger:
-            stranger.sendall(says)
+        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri)), timeout=60) as client:
+            client.sendall(says)
             connected(pair.lab, uri)
             assert pair.destination.cmd("query-migrate")["status"] == "setup"
             pair.start(uri, bandwidth=64 << 20)
@@ -58,11 +58,11 @@ def test_destination_does_not_wait(place, channel, says):
 
 
 def connected(place, uri):
-    """Wait until L1's QEMU has accepted the connection, and some more."""
+    """Wait until L1's QEMU has accepted the connection, and one second more."""
     port = int(uri.rsplit(":", 1)[1])
 
     def accepted():
-        """Established; before it is accepted, it has no inode."""
+        """Established; before it is accepted, a connection has no inode."""
         rows = [row.split() for row in place.run("cat /proc/net/tcp", check=True).output.splitlines()[1:]]
         return any(row[1].endswith(f":{port:04X}") and row[3] == "01" and row[9] != "0" for row in rows)
     until(accepted, "the connection")
@@ -70,7 +70,7 @@ def connected(place, uri):
 
 
 def test_source_does_not_wait(place):
-    """The server accepts, and says nothing: the guest runs, and migration can be cancelled."""
+    """The server accepts, and sends no data: the guest runs, and the migration can be cancelled."""
     with listening() as server, pair_for(place, TLS) as pair:
         pair.source.qmp.settimeout(20)
         pair.source.wait_ready()
@@ -85,7 +85,7 @@ def test_source_does_not_wait(place):
             assert pair.source.cmd("query-status")["running"]
             pair.source.cmd("migrate_cancel")
             pair.source.wait_status("cancelled")
-            # It may be tried again, while the server is still there.
+            # Another migration can begin while the server is still connected.
             uri = pair.listen()
             pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
             until(lambda: tried(pair, uri), "another migration begins")
@@ -95,7 +95,7 @@ def test_source_does_not_wait(place):
 
 @pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_cancelled_while_it_connects(place, again):
-    """The server's queue is full, so that its kernel answers late: nothing is sent there then."""
+    """The server's queue is full, so that its kernel answers late: QEMU sends it no data then."""
     with listening(backlog=0) as server, pair_for(place, BARE) as pair:
         pair.source.wait_ready()
         pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
@@ -116,7 +116,7 @@ def test_cancelled_while_it_connects(place, again):
 
 
 class Unheard(Wire):
-    """What the destination says waits."""
+    """Withholds the destination's data until heard is set."""
 
     def __init__(self, to):
         self.heard = threading.Event()
@@ -128,9 +128,9 @@ class Unheard(Wire):
 
 
 def test_answer_is_of_this_migration(place):
-    """The end of one that nobody answered is no answer to the next: before the destination has taken the main channel,
-    the source does not open the urgent one."""
-    # Which would wait for the same answer earlier
+    """An answer to an earlier migration must not count for this one: before the destination has accepted the main
+    channel, the source does not open the preempt channel."""
+    # With guest-time, the source would wait for the same answer earlier
     with listening() as server, Pair(place, machine="pc,guest-time=off", mem=8) as pair:
         pair.source.wait_ready()
         pair.source.cmd("migrate", uri=pair.uri_of_server(server))
@@ -157,7 +157,7 @@ def test_answer_is_of_this_migration(place):
 
 
 def listening(**options):
-    """A server of this process. Nothing that it waits for lasts longer than a minute."""
+    """A server of this process, whose waits last a minute at most."""
     server = socket.create_server(("127.0.0.1", 0), **options)
     server.settimeout(60)
     return server
@@ -178,7 +178,7 @@ def tried(pair, uri):
 
 
 def test_recovery_can_be_paused(place):
-    """The source tries to recover at a server that says nothing in its TLS handshake."""
+    """The source tries to recover at a server that sends no data in its TLS handshake."""
     with listening() as server, \
             Pair(place, capabilities=(), mem=16, tls=tls.directory(place)) as pair:
         wire = pair.wire(pair.listen())
@@ -195,16 +195,16 @@ def test_recovery_can_be_paused(place):
 
 
 def test_recovery_is_awaited_anew(place):
-    """A stranger says nothing where the destination awaits the source. Who lets it listen anew need not wait for
-    his handshake to be given up."""
+    """An unrelated client connects to the destination, which awaits the source, and sends no data. A second
+    migrate-recover does not wait until its handshake is given up."""
     with Pair(place, capabilities=(), mem=16, tls=tls.directory(place)) as pair:
         pair.midst()
         pair.pause()
         uri = pair.listen("migrate-recover")
-        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri)), timeout=60) as stranger:
+        with socket.create_connection(("127.0.0.1", pair.host_port_of(uri)), timeout=60) as client:
             connected(pair.lab, uri)
             again = pair.listen("migrate-recover")
-            assert not stranger.recv(1)
+            assert not client.recv(1)
             pair.source.cmd("migrate", uri=again, resume=True)
             until(lambda: pair.source.status() == "postcopy-active", "recovery", timeout=10)
         pair.finish_fast()

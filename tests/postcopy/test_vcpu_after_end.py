@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A vCPU misses a page, and is not scheduled for so long that post-copy is over when it goes on."""
+"""A vCPU misses a page, and is not scheduled for so long that post-copy is over when it continues."""
 import contextlib
 
 import pytest
@@ -7,7 +7,7 @@ import pytest
 from tests.lab.arches import both_interfaces
 from tests.lab.pair import INJECT, Pair, until
 
-# What is freed does not look as it did.
+# Freed memory gets other contents.
 PERTURB = ("env", "MALLOC_PERTURB_=165")
 
 
@@ -17,7 +17,7 @@ def has_listen_thread(side):
 
 @contextlib.contextmanager
 def held_vcpu(lab, point, blocktime):
-    """A pair, a vCPU of whose destination is held at the point when all pages have come."""
+    """A pair with a vCPU of the destination held at the point when all pages are received."""
     capabilities = ("postcopy-preempt", "postcopy-blocktime") if blocktime else ("postcopy-preempt",)
     with Pair(lab, exits="on", source=INJECT, destination=INJECT, capabilities=capabilities,
               mem=16, wrapper=PERTURB) as pair:
@@ -29,7 +29,7 @@ def held_vcpu(lab, point, blocktime):
 
 
 def may_come(condition):
-    """Give it some seconds, but go on without it: another order is right, too."""
+    """Wait some seconds for the condition, but continue without it: another order is right, too."""
     with contextlib.suppress(AssertionError):
         until(condition, "what may come", timeout=5)
 
@@ -42,7 +42,7 @@ def may_come(condition):
     pytest.param("postcopy-ask", False, marks=pytest.mark.slow),
 ])
 def test_after_the_end(lab, point, blocktime):
-    """The page has come without having been asked for."""
+    """The page was received without a request."""
     with held_vcpu(lab, point, blocktime) as pair:
         pair.fast()
         may_come(lambda: not has_listen_thread(pair.destination))
@@ -51,7 +51,7 @@ def test_after_the_end(lab, point, blocktime):
 
 @pytest.mark.slow
 def test_while_the_return_path_is_closed(lab):
-    """It asks for its page."""
+    """The vCPU requests its page."""
     with held_vcpu(lab, "postcopy-ask", False) as pair:
         inject = pair.destination.inject
         inject.arm("rp-close")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A vhost-user backend in post-copy: a process of its own that reads and writes the guest's memory.
-It hands its userfaultfd to QEMU, which serves its faults, and wakes it there."""
+It passes its userfaultfd to QEMU, which serves its faults and wakes it."""
 import os
 import socket
 import struct
@@ -26,11 +26,11 @@ LOAD: dict[str, Any] = {"mem": 16, "writers": 1, "computers": 1, "interval": 100
 
 
 class DiskPair(LinuxPair):
-    """The guest's disk is a process on each side; both have the same file."""
+    """A pair with a guest whose disk is a process on each side; both have the same file."""
 
     def __init__(self, lab, memory="memfd", **options):
-        # MiB.  The backend reads each page of what it writes to the disk before a processor changes it: of such
-        # memory are the backend's faults, and there must be huge pages that hold nothing else.
+        # MiB.  The backend reads each page that it writes to the disk before a processor changes it. Its faults are in
+        # this memory, and there must be huge pages without other data.
         self.disk = 8 if memory == "hugetlb" else 2
         super().__init__(lab, backend=memory, disk=self.disk, **LOAD | options)
         self.file = f"{lab.tmp}/disk"
@@ -64,7 +64,7 @@ class DiskPair(LinuxPair):
         return super().more_logs() | {f"{name}.disk": job.output.encode() for name, job in self.backends.items()}
 
     def start(self, uri=None, bandwidth=None):
-        """The guest uses its disk by then."""
+        """Start when the guest uses its disk."""
         self.source.wait_ready()
         until(lambda: (lines := self.source.report().lines) and lines[-1]["disk0"], "the guest uses its disk")
         super().start(uri, bandwidth)
@@ -80,7 +80,7 @@ class DiskPair(LinuxPair):
         self.lab.run(f"kill -{name} {self.backend_pid(side)}", check=True)
 
     def backend_waits(self):
-        """It sleeps for a page."""
+        """Whether the backend sleeps for a page."""
         return any("handle_userfault" in thread.where for thread in threads(self.lab, self.backend_pid()))
 
     def until_backend_waits(self):
@@ -95,14 +95,14 @@ class DiskPair(LinuxPair):
         raise AssertionError("the backend never waits for a page")
 
     def backend_faults(self):
-        """Of the destination, those that its own userfaultfd reported."""
+        """The destination's faults that the backend's userfaultfd reported."""
         return Counter(name for name, _ in self.destination.trace())["postcopy_request_shared_page"]
 
     def until_backend_faults(self, n):
         until(lambda: self.backend_faults() >= n, f"{n} faults of the backend")
 
     def check_disk(self):
-        """Let the guest read and write all blocks, of 4 KiB, once more, and memory that came by them."""
+        """Let the guest read and write all blocks, of 4 KiB, once more, and check the memory that it read."""
         end = self.transfers() + self.disk * 256
         until(lambda: self.transfers() >= end, "the guest has used all of its disk", timeout=90)
         self.check_threads()
@@ -118,7 +118,7 @@ class DiskPair(LinuxPair):
     pytest.param("on", "preempt", "hugetlb", marks=slow),
 ])
 def test_backend(lab, exits, channels, memory):
-    """Its faults are served while the guest's are, each by its own way."""
+    """QEMU serves the faults of the backend and of the guest at the same time, each in its own way."""
     with DiskPair(lab, exits=exits, memory=memory, cpus=2, **CHANNELS[channels]) as pair:
         pair.postcopy()
         # A huge page is missed once.
@@ -133,7 +133,7 @@ def test_backend(lab, exits, channels, memory):
 
 @slow
 def test_from_a_file(lab):
-    """The backend of a guest that is resumed from a file misses pages of it, too."""
+    """The backend of a guest that is resumed from a file also misses pages."""
     with DiskPair(lab, exits="on", cpus=2, capabilities=None,
                   destination_options=["-global", "migration.restore-background=off"]) as pair:
         pair.source.wait_ready()
@@ -152,7 +152,7 @@ def test_from_a_file(lab):
 
 @slow
 def test_recovery(lab):
-    """The connection breaks while the backend waits for a page, which recovery asks for again."""
+    """The connection breaks while the backend waits for a page, which recovery requests again."""
     with DiskPair(lab, exits="on", cpus=2) as pair:
         pair.postcopy(pair.through_proxy(pair.listen()))
         pair.until_backend_faults(50)
@@ -171,7 +171,7 @@ def test_recovery(lab):
 
 @slow
 def test_stop_and_go_on(lab):
-    """The device stops with the guest, and starts anew in the middle."""
+    """The device stops with the guest, and starts anew in post-copy."""
     with DiskPair(lab, exits="on", cpus=2) as pair:
         pair.postcopy()
         for n in range(1, 4):
@@ -187,7 +187,7 @@ def test_stop_and_go_on(lab):
 
 @slow
 def test_backend_dies(lab):
-    """It is killed while it waits for a page. The migration goes on, and so does the guest, without a disk."""
+    """The backend is killed while it waits for a page. The migration and the guest continue, without the disk."""
     with DiskPair(lab, exits="on", cpus=2) as pair:
         pair.postcopy()
         pair.until_backend_faults(50)
@@ -202,19 +202,19 @@ def test_backend_dies(lab):
         said = [line for line in pair.destination.job.output.splitlines() if "-trace" not in line]
         print(said)
         assert len(said) < 20
-        # Of a request, the answer may not have come yet.
+        # The answer to one request may be missing yet.
         assert pair.transfers() <= seen + 1 and pair.backend_faults() == faults
 
 
 @slow
 def test_backend_dies_at_the_end(lab):
-    """It is killed when it has been told that post-copy has ended, and before it has answered."""
+    """The backend is killed after QEMU has notified it of the end of post-copy, and before it has answered."""
     with DiskPair(lab, exits="on", cpus=2) as pair:
         pair.postcopy()
         pair.until_backend_faults(10)
         pair.signal_backend("STOP")
         pair.fast()
-        until(lambda: "vhost_user_postcopy_end_entry" in dict(pair.destination.trace()), "it is told")
+        until(lambda: "vhost_user_postcopy_end_entry" in dict(pair.destination.trace()), "the backend is notified")
         pair.signal_backend("KILL")
         pair.finish()
         pair.until_reports(len(pair.destination.report().lines) + 10)
@@ -223,7 +223,7 @@ def test_backend_dies_at_the_end(lab):
 
 @pytest.mark.parametrize("way", ["post-copy", pytest.param("pre-copy", marks=slow)])
 def test_backend_of_the_source_dies(lab, way):
-    """With it go requests of the guest, which is not moved away from where the next backend finds them."""
+    """Requests of the guest are lost with the backend: the guest must stay where the next backend finds them."""
     with DiskPair(lab, exits="on", cpus=2) as pair:
         pair.start()
         pair.signal_backend("KILL", "source")
@@ -232,22 +232,22 @@ def test_backend_of_the_source_dies(lab, way):
         else:
             pair.source.cmd("migrate-set-parameters", max_bandwidth=0, downtime_limit=20000)
         pair.source.wait_status("failed")
-        pair.source.wait_says("the backend of disk has ended")
-        until(lambda: pair.source.cmd("query-status")["running"], "the guest goes on")
+        pair.source.wait_says("the backend of disk has disconnected")
+        until(lambda: pair.source.cmd("query-status")["running"], "the guest resumes")
         seen = pair.transfers(pair.source)
         pair.start_backend(lab, "source")
         until(lambda: pair.transfers(pair.source) > seen + 10, "the guest uses its disk")
 
 
 SET_VRING_CALL = 13
-# To GET_FEATURES (VERSION_1, PROTOCOL_FEATURES), GET_VRING_BASE, GET_PROTOCOL_FEATURES
+# Answers to GET_FEATURES (VERSION_1, PROTOCOL_FEATURES), GET_VRING_BASE, GET_PROTOCOL_FEATURES
 ANSWERS = {1: struct.pack("<Q", 1 << 32 | 1 << 30), 11: bytes(8), 15: bytes(8)}
 SLOT, MSIX = 5, 0x11
 TABLE, COMMON, QUEUE, MESSAGE = 0xe0000000, 0xe0100000, 0x10000, 0x20000
 
 
 class Backend:
-    """Takes no request, and keeps the notifiers by which it is to call."""
+    """Serves no request, and keeps the notifiers by which it is to call."""
 
     def __init__(self, path: str) -> None:
         self.calls: list[int] = []
@@ -271,26 +271,26 @@ class Backend:
 
 
 def filesystem(tmp_path):
-    """Words for a device of such a backend."""
+    """Words for a device with such a backend."""
     Backend(str(tmp_path / "backend"))
     return ("-chardev", f"socket,id=fs,path={tmp_path}/backend")
 
 
 def test_backend_that_comes_in_postcopy(tmp_path):
-    """It would see zeros where pages are missing: its device can be added once they have come."""
+    """The backend would see zeros in missing pages: its device can only be added once all pages are received."""
     with Host("tcg") as host, Pair(host, backend="memfd", exits=None, mem=8,
                                    destination_options=filesystem(tmp_path)) as pair:
         def add():
             pair.destination.cmd("device_add", driver="vhost-user-fs-pci", chardev="fs", tag="fs", id="fs")
         pair.midst()
-        with pytest.raises(ExecuteError, match="behind chardev 'fs' cannot begin before postcopy has filled"):
+        with pytest.raises(ExecuteError, match="behind chardev 'fs' cannot start before postcopy has received"):
             add()
         pair.finish_fast()
         add()
 
 
 def test_backend_without_page_faults(tmp_path):
-    """The error names it."""
+    """The error names the backend."""
     words = (*filesystem(tmp_path), "-device", "vhost-user-fs-pci,chardev=fs,tag=fs")
     with (Host("tcg") as host, Pair(host, backend="memfd", capabilities=None, destination_options=words) as pair,
           pytest.raises(ExecuteError, match="behind chardev 'fs' is not capable of postcopy")):
@@ -298,7 +298,7 @@ def test_backend_without_page_faults(tmp_path):
 
 
 def test_late_call(tmp_path):
-    """The guest unmasks its interrupt; the backend, which has not read of that yet, calls as it was told before."""
+    """The guest unmasks its interrupt; the backend, which has not read that message yet, calls its earlier notifier."""
     backend = Backend(str(tmp_path / "backend"))
     with Host("tcg") as host:
         job = host.job(f"exec {host.qemu(FORK)} -accel qtest -machine pc,memory-backend=ram -m 16 -nodefaults "
@@ -336,12 +336,12 @@ def test_late_call(tmp_path):
             def mask(value):
                 before = len(backend.calls)
                 qtest.cmd("writel", TABLE + 12, value)
-                until(lambda: len(backend.calls) > before, "the backend is told how to call")
+                until(lambda: len(backend.calls) > before, "the backend has its call notifier")
 
             def interrupted():
                 return qtest.read(MESSAGE, 1) == bytes([1])
 
-            until(lambda: backend.calls, "the backend is told how to call")
+            until(lambda: backend.calls, "the backend has its call notifier")
             mask(1)
             late = backend.calls[-1]
             mask(0)

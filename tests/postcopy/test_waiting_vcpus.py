@@ -14,14 +14,14 @@ from tests.lab.qtest import Qtest
 KICKS = 20
 CANNOT_STOP = "cannot stop before"
 PAUSED = "postcopy is paused: recover it first"
-# Its first write fails.
+# The disk's first write fails.
 DISK = ("-blockdev", "blkdebug,node-name=disk,image.driver=null-co,inject-error.0.event=none,"
         "inject-error.0.iotype=write,inject-error.0.once=on",
         "-device", "ide-hd,bus=ide.0,drive=disk,werror=stop")
 
 
 def stop_cont_and_queries(pair):
-    """While all vCPUs wait for a source that has been stopped."""
+    """Test while all vCPUs wait for a stopped source."""
     destination = pair.destination
     counts = pair.until_all_wait()
 
@@ -29,7 +29,7 @@ def stop_cont_and_queries(pair):
     assert len(destination.cmd("query-cpus-fast")) == 4
     assert destination.status() == "postcopy-active"
     assert f"exits {counts['exits']}, " in destination.hmp("info migrate")
-    # These are done by the vCPUs' threads, which come out of the wait for them.
+    # These commands run in the vCPUs' threads, which leave their wait.
     assert destination.registers_of_all() == 4
     if pair.lab.arch == "x86_64":
         assert "LVT0" in destination.hmp("info lapic")
@@ -41,7 +41,7 @@ def stop_cont_and_queries(pair):
         assert destination.waiting_vcpus() == set()
         destination.cmd("cont")
         assert destination.cmd("query-status")["status"] == "running"
-        # They come back to the same faults, which are not counted again.
+        # The vCPUs return to the same faults, which are not counted again.
         assert pair.until_all_wait()["exits"] == counts["exits"]
 
     pair.source.signal("CONT")
@@ -58,16 +58,16 @@ def test_stop_cont_and_queries(lab, pattern):
 
 
 def test_exits_of_tcg(place):
-    """In the build for tests, its vCPUs take the path of KVM's exits, and leave it when they are kicked."""
+    """In the build for tests, TCG's vCPUs take the path of KVM's exits, and leave it when they are kicked."""
     with Pair(place, exits="on", mem=16, pattern="shared", source=INJECT, destination=INJECT,
               destination_options=("-S",)) as pair:
         pair.postcopy()
         pair.source.signal("STOP")
-        # Now: before, its vCPUs may request all memory in less time than the test needs to stop the source.
+        # Only now: before, its vCPUs may request all memory in less time than the test needs to stop the source.
         pair.destination.cmd("cont")
         stop_cont_and_queries(pair)
         faults = pair.faults()
-    # Interrupts that are delivered, and what QEMU's devices access
+    # Faults of delivered interrupts and of QEMU's devices
     assert faults["uffd"] < faults["exits"] / 10, faults
 
 
@@ -85,7 +85,7 @@ def test_quit(lab):
 @pytest.mark.slow
 @pytest.mark.parametrize("exits", ["off", "on"])
 def test_kicked_while_paused(lab, exits):
-    """vCPUs that are kicked out of their wait fault again: that is no other fault."""
+    """vCPUs that are kicked out of their wait fault again, which does not count as another fault."""
     with Pair(lab, exits=exits, mem=16) as pair:
         destination = pair.destination
         pair.midst(bandwidth=64 << 10)
@@ -129,7 +129,7 @@ def events(side):
 
 
 def write_to_disk(side):
-    """What a guest does by its first IDE disk's ports, without interrupts: write a sector."""
+    """Write a sector as a guest does, by the ports of its first IDE disk, without interrupts."""
     with Qtest(side.lab, side.name) as qtest:
         for port, byte in (0x3f6, 2), (0x1f6, 0xe0), (0x1f2, 1), (0x1f3, 0), (0x1f4, 0), (0x1f5, 0), (0x1f7, 0x30):
             qtest.cmd("outb", port, byte)
@@ -140,9 +140,9 @@ def write_to_disk(side):
 @pytest.mark.parametrize("way", ["stop", "werror", pytest.param("system_reset", marks=pytest.mark.slow),
                                  pytest.param("gdb", marks=pytest.mark.slow)])
 def test_what_stops_them_while_they_sleep(asleep, way):
-    """stop is refused; the others take effect when memory has come. Meanwhile QMP answers, and so recovers."""
+    """stop is refused; the others take effect when memory is received. QMP answers meanwhile, and can recover."""
     destination = asleep.destination
-    # Else a reset ends QEMU.
+    # Without this action, QEMU exits at a reset.
     destination.cmd("set-action", reboot="reset")
     if way == "stop":
         with pytest.raises(ExecuteError, match=CANNOT_STOP):
@@ -182,7 +182,7 @@ def test_what_stops_them_while_they_sleep(asleep, way):
 
 
 def refused(side):
-    """Whether a stop is; the next missing page may not be there in time, either."""
+    """Whether stop is refused; the next missing page may be late, too."""
     try:
         side.cmd("stop")
     except ExecuteError:
@@ -200,9 +200,9 @@ def test_quit_while_they_sleep(asleep, end):
 
 
 def test_what_reads_memory_is_refused(asleep):
-    """It would wait for a page that has not come, in the thread that recovers."""
+    """Such a command would wait for a missing page, in the thread that recovers."""
     destination, file = asleep.destination, f"{asleep.lab.tmp}/memory"
-    with pytest.raises(ExecuteError, match="memory has not all come"):
+    with pytest.raises(ExecuteError, match="guest memory are missing"):
         destination.cmd("dump-guest-memory", paging=False, protocol=f"file:{file}")
     for command in "memsave", "pmemsave":
         with pytest.raises(ExecuteError, match=PAUSED):
@@ -212,12 +212,12 @@ def test_what_reads_memory_is_refused(asleep):
     for line in "x /1024xg 0x400000", "xp /1024xg 0x400000":
         assert PAUSED in destination.hmp(line)
     for command in "savevm x", "loadvm x", "migrate -d tcp:127.0.0.1:1":
-        assert "memory has not all come" in destination.hmp(command)
+        assert "guest memory are missing" in destination.hmp(command)
     asleep.recover_and_finish()
 
 
 def test_what_does_not_wait_for_them(asleep):
-    """A vCPU is plugged, or cannot be; the others are asked for what they do not have to do at once."""
+    """A vCPU is hot-plugged, or cannot be; other commands only request an action of the guest, which takes time."""
     destination = asleep.destination
     with pytest.raises(ExecuteError, match="socket-id"):
         destination.cmd("device_add", driver="max-x86_64-cpu", socket_id=9, core_id=0, thread_id=0)

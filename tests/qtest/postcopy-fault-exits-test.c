@@ -1,8 +1,8 @@
 /*
- * QTest testcases for the parameter postcopy-fault-exits, and for the faults
- * of threads that are no vCPUs
+ * QTest testcases for the parameter postcopy-fault-exits, and for faults of
+ * threads other than vCPUs
  *
- * Runs on any host, since nothing here executes guest code.
+ * Runs on any host: no guest code is executed.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -13,11 +13,11 @@
 #include "qobject/qdict.h"
 #include "qemu/units.h"
 
-/* Of the test, from where the machine's RAM starts */
+/* The memory under test, as offsets from the start of the machine's RAM */
 #define TEST_START (1 * MiB)
 #define TEST_END (16 * MiB)
 #define STEP (4 * KiB)
-/* So slow that most pages come because they were asked for */
+/* So slow that the test requests most pages before the background sends them */
 #define BANDWIDTH (256 * KiB)
 
 static const char *machine;
@@ -88,7 +88,7 @@ static void test_on_refused(void)
                     "memory need the KVM accelerator");
     qobject_unref(rsp);
 
-    /* It can be set right, and tried again */
+    /* The parameter can be corrected, and the command repeated */
     set_fault_exits(qts, "auto");
     qtest_qmp_assert_success(qts, incoming, uri);
     qtest_quit(qts);
@@ -165,7 +165,7 @@ static void test_uffd(void)
     qtest_qmp_assert_success(from, "{ 'execute': 'migrate-start-postcopy' }");
     wait_status(to, "postcopy-active");
 
-    /* Against the order in which they are sent */
+    /* Read in the order opposite to that of the background */
     for (uint64_t addr = TEST_END - STEP; addr >= TEST_START; addr -= STEP) {
         g_assert_cmphex(qtest_readq(to, ram + addr), ==, addr + 1);
     }
@@ -183,7 +183,7 @@ static void test_uffd(void)
     g_assert_cmpint(qdict_get_int(faults, "populated"), ==, 0);
     qobject_unref(rsp);
 
-    /* The source missed nothing */
+    /* The source had no faults */
     rsp = qtest_qmp_assert_success_ref(from, "{ 'execute': 'query-migrate' }");
     g_assert_false(qdict_haskey(rsp, "postcopy-faults"));
     qobject_unref(rsp);

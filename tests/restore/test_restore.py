@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A guest runs while its memory is in a file: what comes from where, and what becomes of it when the file
+"""A guest runs while its memory is in a file: which pages are read, and the guest's state when the file
 cannot be read."""
 import re
 import struct
@@ -18,7 +18,7 @@ from tests.lab.text import search
 
 LAZY = ("mapped-ram", "postcopy-ram")
 DIMM = ("-object", "memory-backend-ram,id=more,size=8M", "-device", "pc-dimm,id=dimm,memdev=more")
-# Nothing is read that the guest does not touch.
+# Only pages that the guest touches are read.
 NO_REST = ("-global", "migration.restore-background=off")
 
 
@@ -27,7 +27,7 @@ def from_file(lab, **options):
 
 
 def finish(side):
-    """The guest there has gone on, to its end, and is as it was; returns query-migrate."""
+    """Let the guest run to its end, and check it; returns query-migrate."""
     if until(lambda: status if (status := side.cmd("query-status")["status"]) != "inmigrate" else None,
              "the guest is there") == "paused":
         side.cmd("cont")
@@ -41,7 +41,7 @@ def finish(side):
 
 
 def switches(side, cpu):
-    """How often its thread has slept."""
+    """How often the vCPU's thread has slept."""
     return int(search(r"^voluntary_ctxt_switches:\s+(\d+)",
                       side.lab.run(f"grep -h -A99 'CPU {cpu}/' /proc/$(cat {side.pidfile})/task/*/status",
                                    check=True).output)[1])
@@ -49,7 +49,7 @@ def switches(side, cpu):
 
 @on_both("kind", [(kind,) for kind in BACKENDS], quick=[("anonymous",), ("hugetlb-file",)])
 def test_memory(lab, kind):
-    """By exits, whatever the memory is."""
+    """By exits, with any kind of memory."""
     options = {"memory_mb": 64, "mem": 48, "pattern": "samehuge"} if "huge" in kind else {}
     with from_file(lab, backend=kind, **options) as machine:
         machine.save()
@@ -59,7 +59,7 @@ def test_memory(lab, kind):
 
 
 def test_each_vcpu_reads_for_itself(lab):
-    """It sleeps for no page, and no other thread does anything for it."""
+    """The vCPU sleeps for no page, and no other thread works for it."""
     with from_file(lab, mem=32, cpus=1) as machine:
         machine.save()
         side = machine.load(capabilities=LAZY, arguments=NO_REST)
@@ -73,7 +73,7 @@ def test_each_vcpu_reads_for_itself(lab):
 
 @pytest.mark.parametrize("writer", [STOCK, PEER])
 def test_files_of_others(place, writer):
-    """Of a guest that was stopped, which stays so; with devices that are larger than a buffer."""
+    """The guest was saved stopped, and stays stopped; some devices are larger than a buffer."""
     if writer == PEER:
         other_qemu.put(place)
     with from_file(place, qemu=writer, machine="pc-i440fx-10.0", arguments=["-device", "virtio-serial"]) as machine:
@@ -97,7 +97,7 @@ def test_other_names(place, what):
 
 
 def test_memory_that_is_not_plugged(place):
-    """Of virtio-mem, nothing is read or placed."""
+    """Unplugged memory of virtio-mem is neither read nor placed."""
     with from_file(place, memory_mb="64M,maxmem=4G",
                    arguments=["-object", "memory-backend-ram,id=plugged,size=1G",
                               "-device", "virtio-mem-pci,memdev=plugged"]) as machine:
@@ -109,7 +109,7 @@ def test_memory_that_is_not_plugged(place):
 
 
 def test_huge_pages(lab):
-    """What nobody has touched is placed as such, as if all of it had been read first."""
+    """Untouched memory is placed in huge pages, as if all had been read first."""
     with from_file(lab, mem=32, memory_mb=128) as machine:
         machine.save()
         machine.side = machine.load(capabilities=LAZY)
@@ -119,7 +119,7 @@ def test_huge_pages(lab):
 
 
 def test_running_guest(place):
-    """A background snapshot, of a guest that ran. Most of its memory is a hole, which nobody reads or fills."""
+    """A background snapshot of a running guest. Most of its memory is a hole, which is neither read nor filled."""
     with from_file(place, memory_mb=1024) as machine:
         machine.take()
         side = machine.load(capabilities=LAZY)
@@ -131,7 +131,7 @@ def test_running_guest(place):
 
 
 def test_what_the_page_cache_lacks(place):
-    """Is read by threads of its own, and the guest as it was."""
+    """Threads for the purpose read pages that the page cache lacks, and the guest is intact."""
     with from_file(place, mem=32) as machine:
         machine.save()
         place.run(f"sync {machine.file}; dd if={machine.file} iflag=nocache count=0", check=True)
@@ -165,14 +165,14 @@ def test_what_it_has_no_use_for(place):
 
 
 def fails(machine, words, capabilities=LAZY):
-    """The guest does not run, and QEMU says why."""
+    """The guest does not run, and QEMU reports the reason."""
     side = machine.load(capabilities=capabilities, arguments=["-S"])
     until(lambda: words in side.job.output, words, timeout=30)
     until(lambda: not side.job.running, "QEMU has ended")
 
 
 def header_at(place, path):
-    """Offset of the header of pc.ram in the file; it is a version and three numbers."""
+    """Offset of the header of pc.ram in the file: a version and three numbers."""
     at = place.run(f"grep -abo pc.ram {path} | head -1", check=True).output
     return int(at.split(":")[0]) + len("pc.ram") + 8
 
@@ -201,14 +201,14 @@ def test_truncated_file(place, capabilities, words):
 
 
 def test_bitmaps_that_nobody_wrote(place):
-    """QEMU 10.0's background snapshots have pages, and no bit is set."""
+    """QEMU 10.0's background snapshots contain pages, but their bitmaps are empty."""
     with from_file(place, qemu=STOCK) as machine:
         machine.take()
         fails(machine, "bitmaps name none")
 
 
 def test_unreadable_page_of_a_device(place):
-    """The main thread, which loads the device, misses its queue: the guest does not run with zeros there."""
+    """The main thread loads the device, and misses its queue: the guest must not run with zeros there."""
     with from_file(place, mem=16, zero=0, arguments=["-device", f"virtio-rng-pci,addr={SLOT:#x},disable-modern=on"]) \
             as machine:
         boot = machine.side.wait_event("boot")
@@ -228,7 +228,7 @@ def test_unreadable_page_of_a_device(place):
 
 @pytest.fixture
 def paused(place):
-    """A guest whose file has become shorter, and the file as it was."""
+    """A guest whose file has been truncated, and a copy of the whole file."""
     with from_file(place, mem=32) as machine:
         machine.save()
         good = f"{machine.file}.good"
@@ -246,11 +246,11 @@ def test_recovery(place, paused):
     """By out-of-band commands, since QEMU's main thread may wait for a page."""
     side, file, good = paused
     info = side.cmd("query-migrate")
-    assert search(rf"goes on after migrate-recover.*cannot read {file} at \d+ \(0x[0-9a-f]+ of pc.ram\)",
+    assert search(rf"continues after migrate-recover.*cannot read {file} at \d+ \(0x[0-9a-f]+ of pc.ram\)",
                   info["error-desc"])
     assert info["postcopy-file"]["remaining"] > 0
     assert side.cmd("query-status")["status"] == "running"
-    # The same file, still truncated; one of another guest
+    # The same file, still truncated; another guest's file
     for wrong in file, f"{file}.wrong":
         place.run(f"cp {good} {file}.wrong; dd if=/dev/zero of={file}.wrong bs=64K count=16 conv=notrunc", check=True)
         assert not side.cmd_out_of_band("migrate-recover", uri=f"file:{wrong}")
@@ -262,7 +262,7 @@ def test_recovery(place, paused):
 
 
 def test_paused_by_hand(place):
-    """Until a recovery, nothing is read."""
+    """Until a recovery, no page is read."""
     with from_file(place, mem=32) as machine:
         machine.save()
         side = machine.load(capabilities=LAZY, arguments=NO_REST)
@@ -278,19 +278,19 @@ def test_paused_by_hand(place):
 
 
 def test_before_all_has_come(place):
-    """As on a destination: no save, nowhere, no unplug; and nobody overwrites the file."""
+    """As on a destination: the guest cannot be saved or migrated, or memory unplugged; and its file is protected."""
     with from_file(place, memory_mb="64M,slots=1,maxmem=1G", arguments=DIMM) as machine:
         machine.save()
         side = machine.load(capabilities=LAZY, arguments=NO_REST)
         until(lambda: side.status() == "postcopy-active", "the guest can run")
         total = side.cmd("query-migrate")["postcopy-file"]["total"]
-        with pytest.raises(ExecuteError, match="not all come"):
+        with pytest.raises(ExecuteError, match="guest memory are missing"):
             side.cmd("migrate", uri=f"file:{machine.file}.other")
         side.add_disk()
-        assert "not all come" in side.run_job("snapshot-save", tag="new", vmstate="disk", devices=["disk"])
-        with pytest.raises(ExecuteError, match="cannot be unplugged before postcopy has received its memory"):
+        assert "guest memory are missing" in side.run_job("snapshot-save", tag="new", vmstate="disk", devices=["disk"])
+        with pytest.raises(ExecuteError, match="cannot be unplugged before its memory has been migrated"):
             side.cmd("device_del", id="dimm")
-        # Another one would truncate it
+        # Another snapshot would truncate the file
         machine.side.cmd("cont")
         with pytest.raises(ExecuteError, match="A guest runs from this file"):
             machine.start()
@@ -330,7 +330,7 @@ def pages_of(place, path):
 
 
 def test_working_set(place):
-    """What was missed is read first the next time, and stays in the set; nonsense in it does no harm."""
+    """Missed pages are read first the next time, and stay in the set; invalid lines in it are harmless."""
     path = f"{place.tmp}/set"
     arguments = (*NO_REST, "-global", f"migration.restore-working-set={path}")
     with from_file(place, mem=32) as machine:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Guests that are resumed from a file while it fails, each drawn by a seed: SEEDS=200 for so many."""
+"""Guests that are resumed from a file while it fails, each with a random plan: SEEDS=200 sets the number."""
 import contextlib
 import os
 import random
@@ -18,15 +18,15 @@ EXITS = ("-global", "migration.postcopy-fault-exits=on")
 
 
 def trouble(side, machine, draw):
-    """Something that may happen at any time; returns what."""
+    """Cause a random trouble, which may happen at any time; returns its name."""
     what = draw.choice(TROUBLES)
     if what in ("read", "place"):
         side.inject.arm(f"postcopy-{'file-read' if what == 'read' else what}")
     elif what == "pause":
-        # Refused when all has come
+        # Refused when all memory is received
         side.cmd_out_of_band("migrate-pause")
     elif what == "stop":
-        # Refused while a vCPU waits for a page that does not come
+        # Refused while a vCPU waits for a missing page
         with contextlib.suppress(ExecuteError):
             side.cmd("stop")
         side.cmd("cont")
@@ -44,7 +44,7 @@ def trouble(side, machine, draw):
 
 
 def recovered(side, machine):
-    """Nothing fails any more, and what has failed has been recovered."""
+    """End all failures, and recover from them."""
     for point in ("postcopy-file-read", "postcopy-place"):
         side.inject.release(point)
     side.cmd("migrate-set-parameters", max_postcopy_bandwidth=0, restore_background=True)
@@ -74,7 +74,7 @@ def resume(machine, words, runs, draw):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_seed(place, seed):
-    """Its memory is what it was, zeros too."""
+    """The guest's memory is intact, with its zeros."""
     draw = random.Random(seed)
     memory_mb = draw.choice([64, 128, 320])
     options = {"backend": draw.choice(["anonymous", "memfd", "shmem-file-private"]), "cpus": draw.randint(1, 4),
@@ -88,5 +88,5 @@ def test_seed(place, seed):
     with Machine(place, capabilities=["mapped-ram"], **options) as machine:
         machine.take() if runs else machine.save()
         machine.side.end()
-        for _ in range(2):                  # the second one has a working set
+        for _ in range(2):                  # the second resume has a working set
             resume(machine, words, runs, draw)

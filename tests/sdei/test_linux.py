@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Linux's own SDEI driver as a guest's, before, while and after the guest is moved.
+"""Linux's own SDEI driver in a guest, before, during and after a migration.
 
 The guest is the lab's Linux 7.3, whose service for NMIs (CONFIG_ARM_SDEI_NMI) lets one CPU signal the others
 by event 0.
@@ -17,7 +17,7 @@ from tests.lab.paths import LAB
 ON = ("-global", "arm-cpu.kvm-sdei=on")
 CPUS = 2
 INITRD = "/tmp/sdei.cpio"
-# Each CPU computes in user space; one of them asks both for backtraces, and CPU 1 goes and comes.
+# Each CPU computes in user space; one of them requests backtraces of both, and CPU 1 goes off and on.
 INIT = b"""#!/bin/sh
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -51,7 +51,7 @@ class LinuxSide(BaseSide):
         self.wait_backtraces(1)
 
     def wait_backtraces(self, number):
-        """Of each CPU, so many."""
+        """Wait for this number of backtraces of each CPU."""
         until(lambda: all(self.log().count(f"NMI backtrace for cpu {cpu}") >= number for cpu in range(CPUS)),
               f"{number} backtraces of each CPU on the {self.name}", timeout=120)
 

@@ -19,7 +19,7 @@ def payload():
 
 
 class One:
-    """A QEMU whose guest has come to the end of its checks."""
+    """A QEMU whose guest has ended its checks."""
 
     def __init__(self, lab, qemu=FORK, words=ON):
         self.side = Side(lab, "source", qemu, words, payload())
@@ -44,7 +44,7 @@ def pair(lab, way, **options):
 
 
 def check(side, event):
-    """The guest has checked something, and all was as it must be."""
+    """The guest has made checks, without a failure."""
     end = side.wait_event(event)
     report = side.report()
     assert end["checks"] > 0
@@ -76,7 +76,7 @@ def test_calls_of_async_page_faults(lab):
 @on_aarch64("way, qemu", [("precopy", INJECT), ("postcopy", INJECT), ("precopy", FORK), ("postcopy", FORK)],
             quick=[("postcopy", INJECT)])
 def test_migration(lab, way, qemu):
-    """With handlers that run, events that are pending, and masked and disabled ones."""
+    """Events run, are pending, masked and disabled during the migration."""
     with pair(lab, way, source=qemu, destination=qemu) as both:
         check(both.source, "ready")
         if way == "postcopy":
@@ -91,7 +91,7 @@ def test_migration(lab, way, qemu):
 
 @on_aarch64("qemu", [FORK, INJECT], quick=[FORK])
 def test_stops(lab, qemu):
-    """While one vCPU signals another one without end: what was on its way comes when the VM runs."""
+    """One vCPU signals another one continuously: an event in flight at a stop is delivered when the VM runs."""
     with pair(lab, "precopy", source=qemu, destination=qemu) as both:
         check(both.source, "ready")
         for _ in range(30):
@@ -105,7 +105,7 @@ def test_stops(lab, qemu):
 
 @on_aarch64(quick=True)
 def test_event_of_qemu(lab):
-    """One that QEMU itself raises, on both sides."""
+    """QEMU itself raises the event, on both sides."""
     with pair(lab, "precopy", source=INJECT, destination=INJECT) as both:
         check(both.source, "ready")
         for side in both.sides:
@@ -119,7 +119,7 @@ def test_event_of_qemu(lab):
 
 @on_aarch64()
 def test_refused(lab):
-    """By a QEMU without the property. The guest goes on with all its events, and moves to another QEMU."""
+    """A QEMU without the property refuses the guest, which continues with all its events, and moves to another QEMU."""
     with pair(lab, "precopy", source=INJECT, destination=INJECT, destination_options=()) as both:
         check(both.source, "ready")
         is_refused(both, "CPU property kvm-sdei is on on the source: start the destination with the same")
@@ -134,7 +134,7 @@ def test_refused(lab):
 @pytest.mark.skipif(FORK == INJECT, reason="a sanitizer's build has the same events on both sides")
 @on_aarch64()
 def test_other_events(lab):
-    """A QEMU that has not the events of the source does not take the guest."""
+    """A QEMU without the source's events refuses the guest."""
     with pair(lab, "precopy", source=INJECT) as both:
         check(both.source, "ready")
         is_refused(both, "kvm-sdei: the source has other events than this QEMU: number 1 is 0x40400100 "
@@ -143,7 +143,7 @@ def test_other_events(lab):
 
 @on_aarch64("qemu", [INJECT, FORK], quick=[INJECT])
 def test_reset(lab, qemu):
-    """While handlers run and events are pending: after it the guest finds nothing of that."""
+    """A reset while handlers run and events are pending removes both."""
     with One(lab, qemu) as side:
         check(side, "ready")
         side.cmd("set-action", reboot="reset")
@@ -154,7 +154,7 @@ def test_reset(lab, qemu):
 
 @on_aarch64("qemu", [FORK, STOCK], quick=[FORK])
 def test_off_by_default(lab, qemu):
-    """The guest ends at once, perhaps before anybody could talk to QEMU."""
+    """The guest exits at once, perhaps before QEMU's monitor is connected."""
     side = Side(lab, "source", qemu, (), payload())
     try:
         assert side.job.wait().rc == 0
@@ -164,7 +164,7 @@ def test_off_by_default(lab, qemu):
 
 
 def run(lab, words, inject=""):
-    """QEMU to its end, without a guest."""
+    """Run QEMU to its end, without a guest."""
     directory = f"{lab.tmp}/sdei.inject"
     lab.run(f"rm -rf {directory}; mkdir {directory}; {f'touch {directory}/{inject}' if inject else ':'}", check=True)
     argv = [path_of(lab.arch, INJECT), *lab.qemu_words, "-nodefaults", "-display", "none", *words]
@@ -175,7 +175,7 @@ def run(lab, words, inject=""):
 def test_kvm_without_a_filter(lab):
     ended = run(lab, ["-machine", "virt", *ON], "sdei-no-filter")
     assert ended.rc == 1
-    assert ("kvm-sdei=on: this host's KVM does not know KVM_ARM_VM_SMCCC_FILTER, which Linux has since 6.4"
+    assert ("kvm-sdei=on: this host's KVM does not support KVM_ARM_VM_SMCCC_FILTER, which Linux has since 6.4"
             in ended.output)
 
 

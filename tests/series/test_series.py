@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """QEMU builds after each patch, the series applies to a newer QEMU, and, in a checkout with a small series of
-its own, the tool keeps patches and commits equal and finds what is wrong."""
+its own, the tool keeps patches and commits equal and finds errors."""
 import os
 import re
 import shutil
@@ -31,7 +31,7 @@ def test_builds():
 @pytest.mark.slow
 @pytest.mark.timeout(2 * 3600)
 def test_newer_qemu():
-    """What upstream could take alone applies to QEMU 10.2, builds, and recovers."""
+    """Patches that upstream could take on their own apply to QEMU 10.2, which builds, and recovers."""
     source = run("scripts/fetch", "qemu-10.2").splitlines()[-1]
     tried = run("scripts/series", "try", source, "--build")
     alone = [str(file.relative_to(ROOT / "patches"))[:-len(file.name) + 4]
@@ -45,8 +45,8 @@ def test_newer_qemu():
         assert f"ok 1 /x86_64/migration/{test}" in output, output
 
 
-# A QEMU of one file and a VERSION, with a series of three patches in two themes, and a file of ours that comes
-# with the last one
+# A QEMU of one file and a VERSION, with a series of three patches in two themes, and a file of ours that belongs
+# to the last one
 
 IDENTITY = {f"GIT_{who}_{what}": word for who in ("AUTHOR", "COMMITTER")
             for what, word in (("NAME", "A"), ("EMAIL", "a@example.org"))}
@@ -62,7 +62,7 @@ class Checkout:
     def commit(self, subject: str, theme: str, text: str, upstream: str) -> None:
         (self.root / "build/src/migration.txt").write_text(text)
         self.git("commit", "-qam", f"migration: {subject}\n\nThe reason is that it has to be said.\n\n"
-                 f"Upstream: {upstream}\nSigned-off-by: A <a@example.org>\nTheme: {theme}")
+                 f"Found by reading.\n\nPresent in 10.0.\n\nUpstream: {upstream}\nTheme: {theme}")
 
     def series(self, *command: str, rc: int = 0) -> str:
         return run("scripts/series", *command, cwd=self.root, rc=rc)
@@ -137,7 +137,7 @@ def test_round_trip(checkout):
 
 
 def test_numbers_follow_the_commits(checkout):
-    """A patch that goes takes its number along, and patches/overlay follows."""
+    """A removed patch's number is reused, and patches/overlay follows."""
     (checkout.root / "build/src/migration.txt").write_text(PRISTINE)
     assert "has edits" in checkout.fails("refresh")
     checkout.git("checkout", "-q", "migration.txt")
@@ -213,7 +213,11 @@ CHECKS: dict[str, tuple[Callable[[Checkout], object], str]] = {
     "no mail": (lambda c: c.edit(f"patches/{ONE}", "^---\n", ""), "is no patch in mail format"),
     "word": (lambda c: c.edit(f"patches/{ONE}", "^Upstream: yes", "Upstream: maybe"), "needs one line"),
     "order": (reorder, "comes after one that is not"),
-    "not signed": (lambda c: c.edit(f"patches/{ONE}", "^Signed-off-by.*?\n", ""), "has no Signed-off-by"),
+    "signed": (lambda c: c.edit(f"patches/{ONE}", "^Upstream: ", "Signed-off-by: A <a@example.org>\nUpstream: "),
+               "the person who sends it signs it"),
+    "not found": (lambda c: c.edit(f"patches/{ONE}", "^Found by reading.", "It is so."), "how it was found"),
+    "nowhere": (lambda c: c.edit(f"patches/{ONE}", "^Present in 10.0.", "It is so."), "does not say where the fault"),
+    "of ours": (lambda c: c.edit(f"patches/{ONE}", "by reading", "by make fuzz"), "which upstream lacks"),
     "conflict": (lambda c: c.edit(f"patches/{ONE}", "^ 5$", " five"), "does not apply"),
     "bytes": (lambda c: c.edit(f"patches/{ONE}", r"^ migration.txt \|", "  migration.txt |"),
               "is not as scripts/series refresh writes it"),
@@ -231,7 +235,7 @@ def test_check_finds(checkout, name):
 
 
 def test_alone(checkout):
-    """A theme that upstream could take applies without those before it."""
+    """A theme that upstream could take applies without the themes before it."""
     checkout.edit("patches/02-feature/0001-migration-begin-a-list.patch", "with-feature", "yes")
     checkout.edit("patches/02-feature/0002-migration-add-to-the-list.patch", "with-feature", "yes")
     checkout.series("rebase")
@@ -244,7 +248,7 @@ def test_alone(checkout):
 
 
 def test_each_patch_is_built_once(checkout, tmp_path, monkeypatch):
-    """A build that fails names its patch, and what was built is not built again, in another checkout neither."""
+    """A failing build names its patch, and a successful build is not repeated, not even in another checkout."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("fork", "fork-aarch64"):
         (checkout.root / "build" / name).mkdir()
@@ -258,7 +262,7 @@ def test_each_patch_is_built_once(checkout, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
 
     def lines(text: str) -> list[bool]:
-        """Of each patch, whether it had been built before."""
+        """For each patch, whether it had been built before."""
         return [line.endswith("built before") for line in text.splitlines() if re.match(r"series: \d/", line)]
     assert lines(checkout.series("check", "--build")) == [False] * 3
     assert lines(checkout.series("check", "--build")) == [True] * 3
@@ -273,7 +277,7 @@ def test_each_patch_is_built_once(checkout, tmp_path, monkeypatch):
 
 
 def test_another_qemu(checkout):
-    """What conflicts is told and left out; a patch for that version takes its place, and is known to be stale."""
+    """Conflicting patches are reported and left out; a patch for that version replaces one, and may be stale."""
     qemu = checkout.root / "qemu"
     (qemu / "VERSION").write_text("10.2.0\n")
     (qemu / "migration.txt").write_text(PRISTINE.replace("\n5\n", "\nfive\n"))

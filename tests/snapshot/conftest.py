@@ -2,7 +2,7 @@
 import pytest
 
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
-# What the lab's kernel can hide, see docs/lab.md.
+# Interfaces that the lab's kernel can hide, see docs/devel/testing.md.
 SWITCHES = {"pagemap": "proc/parameters/pagemap_scan",
             "unpopulated": "userfaultfd/parameters/wp_unpopulated",
             "populate": "madvise/parameters/populate"}
@@ -10,7 +10,7 @@ SWITCHES = {"pagemap": "proc/parameters/pagemap_scan",
 
 @pytest.fixture
 def thp(lab):
-    """Sets transparent huge pages to always or never; QEMU asks for them."""
+    """Sets transparent huge pages to always or never; QEMU requests them by madvise()."""
     yield lambda value: lab.run(f"echo {value} >{THP}", check=True)
     lab.run(f"echo madvise >{THP}", check=True)
 

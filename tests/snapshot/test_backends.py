@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Snapshots of a guest that writes all the time are of one instant, whatever its memory is."""
+"""Snapshots of a guest that writes continuously are of one instant, with any kind of memory."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_memory_is_of_one_instant(lab, kind):
     with Machine(lab, backend=kind, mem=8) as machine:
         info = machine.take_while_written()["background-snapshot"]
         assert info["setup-anonymous"] == "skip-empty" and info["setup-file"] == "protect-empty"
-        # 48 of 64 MiB and 12 % of the rest; files that are mapped privately cannot be asked.
+        # 48 of 64 MiB and 12 % of the rest; privately mapped files cannot be queried.
         assert "private" in kind or info["holes"] > 11000, info
         machine.restore(STOCK if kind in QUICK else FORK)
         machine.assert_goes_on()
@@ -51,7 +51,7 @@ def test_huge_pages_that_nobody_writes_stay_huge(lab, thp):
         machine.assert_goes_on()
 
 
-# What is hidden, and what is done for anonymous memory then.
+# Hidden interfaces, and QEMU's method for anonymous memory without them.
 KERNELS = {
     (): "skip-empty",
     ("pagemap",): "protect-empty",
@@ -74,7 +74,7 @@ def test_older_kernels(lab, hide, hidden):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memfd", "hugetlb"])
 def test_files_on_older_kernels(lab, hide, kind):
-    """Marks in empty entries and lseek() are older than what is hidden here."""
+    """Marks in empty entries and lseek() are older than the hidden interfaces."""
     hide("pagemap", "unpopulated", "populate")
     with Machine(lab, backend=kind, mem=8) as machine:
         info = machine.take()["background-snapshot"]
@@ -91,7 +91,7 @@ def test_without_proc(lab):
 
 
 def test_mapped_ram(place):
-    """Where holes take no space at all."""
+    """In a mapped-ram file, holes take no space at all."""
     with Machine(place, mem=8, memory_mb=256, capabilities=["mapped-ram"]) as machine:
         machine.take()
         assert int(place.run(f"du -k {machine.file}", check=True).output.split()[0]) < 24 << 10
@@ -99,7 +99,7 @@ def test_mapped_ram(place):
 
 
 def test_mapped_ram_beside_another_device(place):
-    """Memory has been saved, its bitmap too, when another device lets all be asked once more."""
+    """Memory and its bitmap are saved when another device makes QEMU query all devices again."""
     with Machine(place, INJECT, mem=4, capabilities=["mapped-ram"]) as machine:
         machine.side.inject.arm("snapshot-iterate-again")
         machine.take()
@@ -110,7 +110,7 @@ def test_mapped_ram_beside_another_device(place):
 @pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_a_hundred_snapshots(place):
-    """One after the other of the same guest, at moments that it does not know."""
+    """Snapshots of the same guest in a row, at moments that it does not notice."""
     with Machine(place, memory_mb=32, mem=8, pattern="shared") as machine:
         for _ in range(100):
             machine.take_while_written()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Snapshots while migration's capabilities are set, such as the last migration has left them."""
+"""Snapshots while migration's capabilities are set, as the last migration has left them."""
 import pytest
 from qemu.qmp import ExecuteError
 
@@ -7,7 +7,7 @@ from tests.lab.pair import Pair
 from tests.lab.snapshot import Machine
 
 REFUSED = {"multifd", "mapped-ram", "x-ignore-shared", "dirty-bitmaps", "background-snapshot", "zero-copy-send"}
-# Those that cannot be set alone; x-colo, which QEMU may be built without, and what wants KVM's dirty ring.
+# Capabilities that need others; x-colo may be left out of a build, dirty-limit needs KVM's dirty ring.
 NEEDS = {"postcopy-preempt": ["postcopy-ram"], "switchover-ack": ["return-path"], "zero-copy-send": ["multifd"]}
 NOT_HERE = {"x-colo", "dirty-limit"}
 
@@ -17,7 +17,7 @@ def snapshot(side, command, tag):
 
 
 def test_snapshots_in_images(place):
-    """With each capability: it is refused, and says why, or both is saved and loaded."""
+    """With each capability, QEMU either refuses with a reason, or saves and loads a snapshot."""
     with Machine(place, mem=8) as machine:
         side = machine.side
         side.set_capabilities("background-snapshot", state=False)
@@ -48,7 +48,7 @@ def test_snapshots_in_images(place):
 
 @pytest.mark.parametrize("more", [(), ("multifd",)], ids=["", "multifd"])
 def test_memory_that_stays_where_it_is(place, more):
-    """The file has all but the memory that both QEMUs have in a file of its own."""
+    """The file lacks the memory that both QEMUs share in a file of its own."""
     state, memory = f"{place.tmp}/state", f"{place.tmp}/memory"
     place.run(f"rm -f {state} {memory}")
     with Pair(place, mem=16, capabilities=None, backend=f"memory-backend-file,mem-path={memory},share=on") as pair:
@@ -64,6 +64,6 @@ def test_memory_that_stays_where_it_is(place, more):
 
 
 def test_background_snapshot_of_memory_that_is_not_saved(place):
-    """It would be of two instants."""
+    """The snapshot would be of two instants."""
     with Machine(place, mem=4) as machine, pytest.raises(ExecuteError, match="x-ignore-shared"):
         machine.side.set_capabilities("x-ignore-shared")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A snapshot beside flash, disks, and devices that write to guest memory by themselves."""
+"""A snapshot with flash, disks, and devices that write to guest memory by themselves."""
 import base64
 import re
 import select
@@ -15,14 +15,14 @@ from tests.lab.pair import FORK, INJECT, event_us, until
 from tests.lab.qtest import Qtest
 from tests.lab.snapshot import Machine
 
-# On x86 in the guest's firmware; on arm64 the second flash, of 64 MiB
+# Addresses: on x86 in the guest's firmware; on arm64 in the second flash, of 64 MiB
 FLASH = {"x86_64": 0xffff4000, "aarch64": 0x04000000}
 PROGRAM, READ_ARRAY = 0x40, 0xff
 
 BACKEND = "build/fork/contrib/vhost-user-blk/vhost-user-blk"
 SLOT = 5
 
-# What a disk boots: counts in memory, and writes the sector with the counter to the disk, for ever.
+# A disk's boot sector: counts in memory, and writes the sector with the counter to the disk, indefinitely.
 COUNTER = 0x8000
 READY = b'{"event": "ready"}\n'
 BOOT_SECTOR = b"".join((
@@ -39,7 +39,7 @@ BOOT_SECTOR = BOOT_SECTOR.ljust(510, b"\0") + b"\x55\xaa"
 
 @on_both()
 def test_flash(place):
-    """What is in it is what it was, although some of it is written before it has been saved."""
+    """The snapshot has the flash's contents at its instant, although the flash is written before it is saved."""
     arch, flash = place.arch, FLASH[place.arch]
     image, unit = payload(arch=arch), 0
     if arch == "aarch64":
@@ -50,7 +50,7 @@ def test_flash(place):
                  arguments=["-drive", drive], taker=Qtest.arguments(place, "source")) as machine, Qtest(place) as qtest:
         side = machine.side
         [was] = qtest.read(flash, 1)
-        # To program flash changes KVM's memory slots, for which vCPUs have to leave KVM: none may wait for a page.
+        # Programming flash changes KVM's memory slots, for which vCPUs have to leave KVM: none may wait for a page.
         side.cmd("stop")
         side.inject.arm("snapshot-iterate")
         machine.start()
@@ -70,9 +70,9 @@ def test_flash(place):
 
 
 def test_flush_is_not_in_the_pause(place):
-    """Which is shorter than a flush of the disk, that has yet to be made, takes afterwards."""
+    """The pause is shorter than a flush of the disk, which still has to be made, takes afterwards."""
     with Machine(place, mem=4, taker=["-blockdev", "null-co,node-name=slow,latency-ns=2000000000"]) as machine:
-        machine.side.hmp('qemu-io slow "write 0 4k"')   # or there is nothing to flush
+        machine.side.hmp('qemu-io slow "write 0 4k"')   # so that there is data to flush
         machine.take()
         at = {event["event"]: event_us(event) / 1e6 for event in machine.side.qmp.get_events()}
         start = time.monotonic()
@@ -82,7 +82,7 @@ def test_flush_is_not_in_the_pause(place):
 
 @pytest.mark.parametrize("told", ["event", "status"])
 def test_disks_and_memory_of_one_instant(place, told):
-    """The guest, which was stopped for its disk, goes on as soon as it may: then memory is of that instant, too."""
+    """The guest, which was stopped for its disk, resumes as soon as possible: memory is of that instant, too."""
     disk, copy = f"{place.tmp}/disk", f"{place.tmp}/copy"
     place.run(f"echo {base64.b64encode(BOOT_SECTOR).decode()} | base64 -d >{disk} && truncate -s 1M {disk}; "
               f"rm -f {disk}.later", check=True)
@@ -99,7 +99,7 @@ def test_disks_and_memory_of_one_instant(place, told):
         until(lambda: counter(side) > 99, "the guest counts")
 
         def heard():
-            status = side.status()      # what was told before is there when this is answered
+            status = side.status()      # earlier events have been received by its answer
             events = [event["event"] for event in side.qmp.get_events()]
             return "BACKGROUND_SNAPSHOT_PROTECTED" in events if told == "event" else status in ("active", "completed")
 
@@ -113,24 +113,24 @@ def test_disks_and_memory_of_one_instant(place, told):
         early = heard()
         if early:
             side.cmd("cont")
-            until(lambda: counter(side) > stopped + 9, "the guest goes on")
+            until(lambda: counter(side) > stopped + 9, "the guest resumes")
         side.inject.release("snapshot-stop")
         if not early:
             until(heard, f"told by the {told}", pause=0.01)
             side.cmd("cont")
         machine.wait()
-        until(lambda: counter(side) > stopped + 9, "the guest goes on")
+        until(lambda: counter(side) > stopped + 9, "the guest resumes")
         place.run(f"cp {disk} {copy}", check=True)
         restored = machine.load(FORK, arguments=blockdev(copy))
         until(lambda: restored.cmd("query-status")["status"] != "inmigrate", "the guest is restored")
         [on_disk] = struct.unpack("<I", place.read_file(disk)[512:516])
         assert counter(restored) - on_disk in (0, 1)
         restored.cmd("cont")
-        until(lambda: counter(restored) > stopped + 9, "the restored guest goes on")
+        until(lambda: counter(restored) > stopped + 9, "the restored guest resumes")
 
 
 def taken_without(place, device, name):
-    """A device that writes to memory is named, and when it is gone a snapshot can be taken."""
+    """The error names a device that writes to memory, and after its unplug a snapshot can be taken."""
     device[-1] += f",id=writer,addr={SLOT}"
     with Machine(place, mem=4, backend="memfd", taker=[*device, *Qtest.arguments(place, "source")]) as machine:
         with pytest.raises(ExecuteError, match=f"{name} .*: unplug it, or save") as error:
@@ -160,7 +160,7 @@ def test_ivshmem(place):
 
 
 def test_nvme_disk_while_it_is_taken(place):
-    """QEMU's own driver for one, which finds no such device; but it is refused before it looks."""
+    """QEMU's own NVMe driver finds no such device; but during a snapshot, QEMU refuses it before the search."""
     with Machine(place, INJECT, mem=4) as machine:
         side = machine.side
 

@@ -8,7 +8,7 @@ from tests.lab.pair import INJECT, until
 from tests.lab.snapshot import Machine
 
 SMALL = "/tmp/small"
-# Takes a little and then nothing, and takes what it is given slowly.
+# STUCK reads a little and then nothing, SLOW reads slowly.
 STUCK = "exec:echo $$ >{0}; exec sleep 1000"
 SLOW = "exec:while dd bs=64k count=1 2>/dev/null | grep -q .; do sleep 0.02; done"
 
@@ -35,7 +35,7 @@ def test_closed_pipe(lab):
 
 
 def test_devices_that_cannot_be_saved(place):
-    """It fails before memory is protected, and closes no file of others: standard input has number 0."""
+    """The snapshot fails before memory is protected, and closes no other file: standard input has number 0."""
     with Machine(place, INJECT, mem=16) as machine:
         standard_input = f"readlink /proc/$(cat {machine.side.pidfile})/fd/0"
         before = place.run(standard_input, check=True).output
@@ -57,12 +57,12 @@ def test_cancel_a_slow_snapshot(place):
 
 
 def test_cancel_a_stuck_snapshot(place):
-    """The thread that writes it hangs; the guest does not."""
+    """The thread that writes the snapshot hangs; the guest does not."""
     with Machine(place, mem=16, cpus=2) as machine:
         taker = f"{place.tmp}/taker"
         machine.start(STUCK.format(taker))
         machine.wait_running()
-        # All vCPUs come to write what is not saved.
+        # All vCPUs will write pages that are not saved.
         def waits():
             before = machine.touches()
             time.sleep(1)
@@ -79,7 +79,7 @@ def test_cancel_a_stuck_snapshot(place):
 
 @pytest.mark.slow
 def test_no_userfaultfd_left(place):
-    """Memory cannot be protected: nothing has been stopped for good."""
+    """Memory cannot be protected: the guest resumes."""
     with Machine(place, mem=16, wrapper=["sh", "-c", 'ulimit -n 64; exec "$@"', "-"]) as machine:
         n = 0
         try:
@@ -89,7 +89,7 @@ def test_no_userfaultfd_left(place):
                 n += 1
         except Exception as e:
             assert "Too many open files" in str(e)
-        # Room for the snapshot's file, and no more.
+        # Leaves one descriptor, for the snapshot's file.
         machine.side.cmd("chardev-remove", id=f"c{n - 1}")
         assert "userfaultfd" in machine.take(status="failed")["error-desc"]
         machine.assert_goes_on()

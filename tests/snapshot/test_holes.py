@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What was never there, or is not there any more, is neither read nor kept."""
+"""Pages that never existed, or exist no more, are neither read nor saved."""
 import time
 
 import pytest
@@ -18,7 +18,7 @@ def free_huge_pages(lab):
 
 
 def test_unit(lab):
-    """The unit test with huge pages, of which a host may have none, and then skips that part."""
+    """The unit test with huge pages. A host may have none, and then skips that part."""
     tap = lab.run("build/fork/tests/unit/test-snapshot-holes", check=True).output
     assert "ok 6 /snapshot-holes/hugetlbfs" in tap and "SKIP" not in tap, tap
 
@@ -27,14 +27,14 @@ def test_unit(lab):
                                                  for kind in ("memfd", "hugetlb"))])
 @pytest.mark.parametrize("value", ["never", pytest.param("always", marks=pytest.mark.slow)])
 def test_empty_guest(lab, thp, kind, value):
-    """Its memory and its file hardly grow, and any QEMU restores it."""
+    """The guest's memory and its file hardly grow, and any QEMU restores it."""
     thp(value)
     memory_mb = EMPTY_MB // (2 if kind == "hugetlb" else 1)
     with Machine(lab, backend=kind, memory_mb=memory_mb, mem=4) as machine:
         before_kib, huge = machine.resident_kib(), free_huge_pages(lab)
         info = machine.take()
         grown_kib = machine.resident_kib() - before_kib
-        # Without the guest's memory, QEMU's own stacks and heap are left, which also have huge pages.
+        # Besides the guest's memory, QEMU has stacks and a heap, also with huge pages.
         assert kind == "hugetlb" or SANITIZED or grown_kib < memory_mb * 1024 / 100
         assert free_huge_pages(lab) == huge
         assert info["background-snapshot"]["holes"] > (memory_mb - 32) * 256, info
@@ -51,11 +51,11 @@ def test_empty_guest(lab, thp, kind, value):
     pytest.param("memfd", (), marks=pytest.mark.slow),
 ])
 def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
-    """A first write during the snapshot is no part of it."""
+    """A first write during the snapshot is not part of it."""
     hide(*hidden)
     with Machine(lab, backend=kind, memory_mb=128, mem=4, taker=Qtest.arguments(lab)) as machine, \
             Qtest(lab) as qtest:
-        # The target takes nothing until it is told to.
+        # The target reads nothing before the file "go" exists.
         go = "/tmp/go"
         lab.run(f"rm -f {go}")
         machine.start(f"exec:while [ ! -e {go} ]; do sleep 0.1; done; cat >{machine.file}")
@@ -66,7 +66,7 @@ def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
             qtest.send("memset", page, 8192, 0x55)
         if kind == "anonymous" and skipped:
             for _ in pages:
-                qtest.answer()      # Nobody has waited.
+                qtest.answer()      # The write did not wait.
             lab.run(f"touch {go}")
         else:
             time.sleep(1)
@@ -83,13 +83,13 @@ def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
 
 @pytest.mark.parametrize("kind", ["anonymous", pytest.param("memfd", marks=pytest.mark.slow)])
 def test_ballooned_pages(lab, kind):
-    """What the guest has given back is not there any more; the same pages before are data."""
+    """Pages that the guest has given back are holes; before, the same pages are data."""
     with Machine(lab, backend=kind, memory_mb=64, mem=4, machine="pc",
                  arguments=[*Balloon.arguments()], taker=Qtest.arguments(lab)) as machine, \
             Qtest(lab) as qtest:
         start, size = 32 * MIB, 8 * MIB
         balloon = Balloon(qtest, queue=60 * MIB)
-        qtest.memset(60 * MIB, balloon.QUEUE_BYTES, 0)      # it is there in both snapshots
+        qtest.memset(60 * MIB, balloon.QUEUE_BYTES, 0)      # data in both snapshots
         qtest.memset(start, size, 0x55)
         full_holes = machine.take()["background-snapshot"]["holes"]
         full_kib = machine.resident_kib()
@@ -98,7 +98,7 @@ def test_ballooned_pages(lab, kind):
         assert before_kib < full_kib - size / 1024 * 0.9, "the balloon has given nothing back"
         holes = machine.take()["background-snapshot"]["holes"]
         assert SANITIZED or machine.resident_kib() - before_kib < 640
-        # A page of QEMU's or the BIOS's own may have been written between the two.
+        # A page of QEMU or the BIOS may have been written between the two.
         assert size >> 12 >= holes - full_holes > (size >> 12) - 16, (full_holes, holes)
         machine.restore(keep=True)
         with Qtest(lab, "destination") as restored:
@@ -106,7 +106,7 @@ def test_ballooned_pages(lab, kind):
 
 
 def test_unplugged_memory(lab):
-    """virtio-mem's parts that are not plugged must not be touched at all."""
+    """virtio-mem's unplugged parts must not be touched at all."""
     with Machine(lab, memory_mb=64, mem=4, arguments=[
             "-m", "64M,maxmem=4G", "-object", "memory-backend-ram,id=vmem,size=1G",
             "-device", "virtio-mem-pci,memdev=vmem,requested-size=0"]) as machine:

@@ -13,7 +13,7 @@ def status(machine):
 
 
 def test_panicked(place):
-    """It stays so, in the snapshot too."""
+    """The guest stays panicked, in the snapshot too."""
     with Machine(place, mem=4, arguments=["-device", "pvpanic", "-action", "panic=pause"]) as machine:
         machine.side.hmp(f"o/b {PVPANIC:#x} {PANICKED}")
         until(lambda: status(machine) == "guest-panicked", "the guest panics")
@@ -25,7 +25,7 @@ def test_panicked(place):
 
 
 def test_reset_while_paused(place):
-    """What a guest is that has not been started, too: prelaunch."""
+    """After a reset, the guest is in the state of one that was never started: prelaunch."""
     with Machine(place, mem=4) as machine:
         machine.side.cmd("set-action", reboot="reset")
         machine.side.cmd("stop")
@@ -38,7 +38,7 @@ def test_reset_while_paused(place):
 
 
 def test_stopped_while_it_is_taken(place):
-    """A guest that has not run is not started when the snapshot has begun, but by whom wants it to run."""
+    """Only the user starts a stopped guest, not the begin of the snapshot."""
     with Machine(place, qemu=INJECT, mem=4) as machine:
         machine.side.cmd("stop")
         machine.side.inject.arm("snapshot-iterate")
@@ -53,7 +53,7 @@ def test_stopped_while_it_is_taken(place):
 
 
 def test_ejected_memory(place):
-    """The guest was asked to give it back before, and does so while it is saved: it stays until then."""
+    """The guest was requested before to give memory back, and does so during the snapshot: it stays until the end."""
     with Machine(place, qemu=INJECT, mem=4, memory_mb="64,slots=1,maxmem=1G", arguments=DIMM,
                  taker=Qtest.arguments(place, "source")) as machine:
         side = machine.side

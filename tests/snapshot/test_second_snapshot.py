@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The next snapshot comes while QEMU still cleans up after the one before."""
+"""A snapshot begins while QEMU still cleans up after the one before."""
 import re
 
 import pytest
@@ -10,7 +10,7 @@ from tests.lab.snapshot import Machine
 
 
 def test_completed_is_the_end(place):
-    """Memory is protected, and the guest may wait: it is not complete."""
+    """While memory is protected, and the guest may wait, a snapshot is not complete."""
     with Machine(place, qemu=INJECT, mem=4) as machine:
         inject = machine.side.inject
         inject.arm("snapshot-completing")
@@ -26,7 +26,7 @@ def test_completed_is_the_end(place):
 
 @pytest.mark.slow
 def test_failed_before_the_end(place):
-    """The status comes first then. The next one is refused, and changes nothing."""
+    """After a failure, the status changes before the end. The next snapshot is refused, and changes nothing."""
     with Machine(place, qemu=INJECT, mem=4) as machine:
         inject = machine.side.inject
         inject.arm("snapshot-completing")
@@ -49,7 +49,7 @@ def test_failed_before_the_end(place):
 
 
 def test_memory_is_released_in_pieces(place):
-    """At the end too: the kernel keeps the guest's page faults waiting for all of a piece."""
+    """At the end too: the kernel blocks the guest's page faults for a whole piece."""
     with Machine(place, INJECT, mem=4, memory_mb=256) as machine:
         side = machine.side
         side.inject.arm("snapshot-completing")

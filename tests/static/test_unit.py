@@ -42,6 +42,6 @@ def test_all_are_listed():
 
 
 def test_a_broken_wake_rule_is_found():
-    """Who reads a fault whose page has come does not wake: a thread sleeps for ever."""
+    """A reader of a fault whose page is received does not wake: its thread hangs."""
     out = run([FORK / "tests/unit/test-postcopy-place"], rc=1, TEST_BREAK_WAKE_RULE="1")
-    assert "Bail out! A reader sleeps for ever" in out
+    assert "Bail out! A reader hangs" in out

@@ -1,8 +1,8 @@
 /*
- * What unit tests of post-copy have in common: a RAMBlock of PAGES pages, of
- * which only the received bits are there, and requests for them
+ * Common code of unit tests of postcopy: a RAMBlock of PAGES pages, with
+ * received bits only, and requests for its pages
  *
- * The test defines PAGES, and where memory is real, also PAGE and host_memory.
+ * The test defines PAGES; tests with real memory also PAGE and host_memory.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -15,13 +15,13 @@
 
 #ifndef PAGE
 #define PAGE 4096
-/* Any distinct addresses will do */
+/* Serves as distinct addresses only */
 static char host_memory[PAGES * PAGE];
 #endif
 
 /*
- * Under the lock of the requests.  Not atomic: ThreadSanitizer finds it if the
- * order "placed, received, woken" is not kept.
+ * Under the lock of the requests.  Not atomic, so that ThreadSanitizer finds a
+ * violation of the order "placed, received, woken".
  */
 static bool received_map[PAGES];
 static RAMBlock *const block = (RAMBlock *)received_map;
@@ -51,7 +51,7 @@ static inline void test_set_received(const PostcopyPage *page)
     received_map[page->start / PAGE] = true;
 }
 
-/* @deferred: NULL where no request is deferred */
+/* @deferred: NULL if the test defers no request */
 static inline PostcopyRequests *requests_start(void (*deferred)(void))
 {
     static PostcopyRequestOps ops = {
@@ -76,7 +76,7 @@ static inline void complete(PostcopyRequests *r, unsigned n)
     postcopy_request_complete(r, &page, 1, POSTCOPY_PLACE_COPY, false);
 }
 
-/* Page numbers, in a pipe or socket: ThreadSanitizer knows what that orders */
+/* Page numbers, by a pipe or socket, whose order ThreadSanitizer understands */
 static inline void send_page(int fd, unsigned page)
 {
     g_assert_cmpint(write(fd, &page, sizeof(page)), ==, sizeof(page));

@@ -21,19 +21,19 @@ static void test_narrow(void)
 {
     GuestCounterOffset offset = GUEST_COUNTER_OFFSET_ANY;
 
-    /* From 900 to 1000 */
+    /* The offset is in 900 to 1000 */
     narrow(&offset, 5000, 5100, 4100, 900, 100);
-    /* From 950 to 1030: the upper half is left */
+    /* In 950 to 1030: only the upper half is possible */
     narrow(&offset, 6000, 6080, 5050, 950, 50);
-    /* From 900 to 980: not above that */
+    /* In 900 to 980: narrows from above */
     narrow(&offset, 7000, 7080, 6100, 950, 30);
-    /* From 960 to 965: within */
+    /* In 960 to 965: inside the known range */
     narrow(&offset, 8000, 8005, 7040, 960, 5);
-    /* From 0 to 2000: says nothing new */
+    /* In 0 to 2000: the known range stays */
     narrow(&offset, 9000, 11000, 9000, 960, 5);
     g_assert_cmpuint(guest_counter_offset(&offset), ==, 962);
 
-    /* From 965 to 970, and from 965 to 965: they meet at the end */
+    /* In 965 to 970, then in 965 to 965: the ranges meet at their ends */
     narrow(&offset, 2000, 2005, 1035, 965, 0);
     narrow(&offset, 3000, 3000, 2035, 965, 0);
 }
@@ -42,7 +42,7 @@ static void test_narrow_around_zero(void)
 {
     GuestCounterOffset offset = GUEST_COUNTER_OFFSET_ANY;
 
-    /* From -100 to 100, then from -20 to 200, then from -300 to 10 */
+    /* In -100 to 100, then in -20 to 200, then in -300 to 10 */
     narrow(&offset, 1000, 1200, 1100, -100ULL, 200);
     narrow(&offset, 2000, 2220, 2020, -20ULL, 120);
     narrow(&offset, 3000, 3310, 3300, -20ULL, 30);
@@ -59,10 +59,10 @@ static void test_another_offset(void)
     GuestCounterOffset offset = GUEST_COUNTER_OFFSET_ANY;
 
     narrow(&offset, 5000, 5100, 4100, 900, 100);
-    /* From 1001 on, and up to 899: what was known is no more */
+    /* From 1001 on, then up to 899: contradictions replace the known range */
     narrow(&offset, 6000, 6010, 4999, 1001, 10);
     narrow(&offset, 7000, 7010, 6010, 990, 10);
-    /* Half of all values away */
+    /* The offset is half of all values away */
     narrow(&offset, 1ULL << 63, (1ULL << 63) + 7, 0, 1ULL << 63, 7);
 }
 

@@ -18,14 +18,14 @@ static void test_cycles(void)
 {
     g_assert_cmpuint(guest_time_ticks(0, KHZ * 1000ULL), ==, 0);
     g_assert_cmpuint(guest_time_ticks(1000000, KHZ * 1000ULL), ==, KHZ);
-    /* To the nearest: 2.593905 and 5.18781 */
+    /* Rounds to the nearest: 2.593905 and 5.18781 */
     g_assert_cmpuint(guest_time_ticks(1, KHZ * 1000ULL), ==, 3);
     g_assert_cmpuint(guest_time_ticks(2, KHZ * 1000ULL), ==, 5);
     g_assert_cmpuint(guest_time_ticks(1, 500000 * 1000ULL), ==, 1);
     g_assert_cmpuint(guest_time_ticks(1, 499999 * 1000ULL), ==, 0);
     g_assert_cmpuint(guest_time_ticks(-1, KHZ * 1000ULL), ==, -3ULL);
     g_assert_cmpuint(guest_time_ticks(-1000000, KHZ * 1000ULL), ==, -(uint64_t)KHZ);
-    /* More than 64 bits on the way, and with 4 GHz for 200 years at the end */
+    /* Products over 64 bits; 200 years at 4 GHz also as a result */
     g_assert_cmpuint(guest_time_ticks(10 * YEAR, 5000000 * 1000ULL), ==,
                      10 * YEAR / 1000000 * 5000000);
     g_assert_cmpuint(guest_time_ticks(200 * YEAR, 4000000 * 1000ULL), ==,
@@ -33,7 +33,7 @@ static void test_cycles(void)
     g_assert_cmpuint(guest_time_ticks(INT64_MIN, 1000000 * 1000ULL), ==, 1ULL << 63);
 }
 
-/* What a guest reads that was moved and has waited must be what it had */
+/* After a move and a wait, the guest's TSC must have advanced by @gap_ns */
 static void check_move(uint64_t src_host, uint64_t src_offset, int64_t gap_ns,
                        uint64_t dst_host)
 {
@@ -46,10 +46,10 @@ static void check_move(uint64_t src_host, uint64_t src_offset, int64_t gap_ns,
 
 static void test_offset(void)
 {
-    /* Literal values, which do not share the formula */
+    /* Literal values, independent of the formula */
     g_assert_cmpuint(guest_tsc_offset(1000, -100ULL, 50, 3000), ==, -2050ULL);
     g_assert_cmpuint(guest_tsc_offset(5000, -100ULL, 50, 3000), ==, 1950);
-    /* The guest's TSC wraps in the blackout; the host's has wrapped */
+    /* The guest's TSC wraps in the blackout; then the host's has wrapped */
     g_assert_cmpuint(guest_tsc_offset(10, -11ULL, 3, 7), ==, -5ULL);
     g_assert_cmpuint(guest_tsc_offset(-10ULL, 4, 0, 100), ==, -106ULL);
 
@@ -74,11 +74,11 @@ static void test_scaled(void)
     g_assert_cmpuint(guest_tsc_scaled(1000, half), ==, 500);
     g_assert_cmpuint(guest_tsc_scaled(1001, half), ==, 500);
     g_assert_cmpuint(guest_tsc_scaled(1000, twice), ==, 2000);
-    /* 128 bits on the way; the result modulo 2^64 */
+    /* The product needs 128 bits; the result is modulo 2^64 */
     g_assert_cmpuint(guest_tsc_scaled(1ULL << 63, half), ==, 1ULL << 62);
     g_assert_cmpuint(guest_tsc_scaled((1ULL << 63) + 3, twice), ==, 6);
 
-    /* One offset brings a guest of 2 GHz from a host of 3 to one of 2.5 GHz */
+    /* One offset moves a 2 GHz guest from a host of 3 GHz to one of 2.5 GHz */
     {
         uint64_t from = guest_tsc_scaled(3 * S, (GuestTscScale) {
                                              (2ULL << 32) / 3, 32 });
@@ -129,7 +129,7 @@ static void test_find_scale(void)
     /* 2596122 kHz, 32 bits */
     check_found(2000000, 0, 5000000000, 3851899100, 2000);
 
-    /* A TSC that has just begun, and one that is not a host's at all */
+    /* A TSC that has just begun, and a value that no host's TSC gives */
     g_assert_false(guest_tsc_find_scale(1 << 20, (1 << 20) + 1000, 5, KHZ, KHZ,
                                         &scale));
     g_assert_false(guest_tsc_find_scale(1ULL << 40, (1ULL << 40) + 10, 1 << 22,
@@ -154,7 +154,7 @@ static void test_pvclock(void)
     g_assert_cmpuint(pvclock_khz(3308733193U, -1), ==, 2596140);
     g_assert_cmpuint(pvclock_khz(1U << 31, 2), ==, 500000);
     g_assert_cmpuint(pvclock_khz(3435973836U, -2), ==, 5000000);
-    /* What cannot be */
+    /* Invalid parameters */
     g_assert_cmpuint(pvclock_khz(0, 0), ==, 0);
     g_assert_cmpuint(pvclock_khz(1, 0), ==, 0);
     g_assert_cmpuint(pvclock_khz(UINT32_MAX, -13), ==, 0);
@@ -163,7 +163,7 @@ static void test_pvclock(void)
     g_assert_cmpuint(pvclock_khz(UINT32_MAX, 31), ==, 0);
 
     g_assert_cmpuint(guest_pvclock_ns(&pv, 1000), ==, 5 * S);
-    /* A second, rounded down */
+    /* One second, rounded down */
     g_assert_cmpuint(guest_pvclock_ns(&pv, 2596141000), ==, 6 * S - 1);
     pv.tsc_shift = 1;
     g_assert_cmpuint(guest_pvclock_ns(&pv, 1000 + 649035000), ==, 6 * S - 1);
@@ -212,7 +212,7 @@ static void test_gap(void)
         check_gap(then, host(YEAR, 0, 0), NULL, check, YEAR, 0, LONG);
     }
 
-    /* One does not know its error */
+    /* The error of one host is unknown */
     check_gap(none, later, NULL, true, 3 * S, UINT64_MAX, SOURCE);
     check_gap(none, later, NULL, false, 3 * S, UINT64_MAX, NULL);
     check_gap(then, none, NULL, true, 0, UINT64_MAX, HERE);
@@ -228,13 +228,13 @@ static void test_gap(void)
     check_gap(host(0, 0, UINT32_MAX), host(3 * S, 0, UINT32_MAX), NULL, false,
               3 * S, 2000ULL * UINT32_MAX, NULL);
 
-    /* Short blackouts between hosts that have not polled for long */
+    /* Short blackouts, with errors as long after the hosts' last NTP poll */
     check_gap(host(0, 0, 600000), host(S / 20, 0, 600000), NULL, true, S / 20,
               1200000000, NULL);
     check_gap(host(0, 0, 600001), host(S / 20, 0, 600000), NULL, true, S / 20,
               1200001000, SHORT);
 
-    /* A leap second was inserted: UTC has run twice through one second */
+    /* A leap second was inserted: UTC had the same second twice */
     leap = host(S, 38, 0);
     check_gap(host(0, 37, 0), leap, NULL, true, S, 0, TAI);
     check_gap(host(0, 37, 0), leap, NULL, false, S, 0, NULL);
@@ -243,7 +243,7 @@ static void test_gap(void)
     leap = host(-S / 2, 38, 0);
     leap.leap = true;
     check_gap(host(0, 37, 0), leap, NULL, true, S / 2, 0, NULL);
-    /* and one was left out */
+    /* A leap second was deleted */
     leap = host(2 * S, 36, 0);
     leap.leap = true;
     check_gap(host(0, 37, 0), leap, NULL, true, S, 0, NULL);
@@ -252,7 +252,7 @@ static void test_gap(void)
     leap.leap = true;
     check_gap(host(0, INT32_MIN, 0), leap, NULL, false, UINT32_MAX * S, 0,
               LONG);
-    /* One host does not know TAI */
+    /* TAI is unknown to one host */
     check_gap(host(0, 37, 0), host(S, 0, 0), NULL, true, S, 0, NULL);
     check_gap(host(0, 0, 0), host(S, 37, 0), NULL, true, S, 0, NULL);
 }
@@ -261,12 +261,12 @@ static void test_limits(void)
 {
     GuestTimeLimits limits;
 
-    /* Asked at 1 s, answered at 1.01 s, stopped at 5 s; 7 s later it runs */
+    /* Asked at 1 s, answered at 1.01 s, stopped at 5 s; runs 7 s later */
     limits = guest_time_limits(4 * S, 3990000000, 7 * S, 7 * S + 1000);
     g_assert_cmpint(limits.least, ==, 3 * S - 7000000);
     g_assert_cmpint(limits.most, ==, 3010000000 + 7000000 + 1000 + 1);
 
-    /* Which bounds the error better than the hosts' clocks, or not */
+    /* The limits bound the error better than the hosts' clocks, or worse */
     check_gap(host(0, 0, 100), host(3 * S, 0, 100), &limits, true, 3 * S,
               200000, NULL);
     check_gap(host(0, 0, 1000000), host(3 * S, 0, 1000000), &limits, true,
@@ -274,7 +274,7 @@ static void test_limits(void)
     check_gap(host(0, 0, 4000000), host(3 * S, 0, 4000000), &limits, true,
               3 * S, limits.most - 3 * S, NULL);
 
-    /* A clock that is not what it says */
+    /* A clock's real error is larger than the host states */
     check_gap(host(0, 0, 100), host(limits.most + 200000, 0, 100), &limits,
               true, limits.most + 200000, 200000, NULL);
     check_gap(host(0, 0, 100), host(limits.most + 200001, 0, 100), &limits,
@@ -286,7 +286,7 @@ static void test_limits(void)
     check_gap(host(0, 0, 100), host(9 * S, 0, 100), &limits, false, 9 * S,
               200000, NULL);
 
-    /* What a peer says that lies */
+    /* Limits of a peer that sends wrong values */
     limits = guest_time_limits(INT64_MAX / 8, 0, 0, 0);
     check_gap(host(0, 0, UINT32_MAX), host(S, 0, UINT32_MAX), &limits, true, S,
               2000ULL * UINT32_MAX, SHORT);

@@ -1,5 +1,5 @@
 /*
- * SDEI: what calls return, and when which event interrupts what
+ * SDEI: results of calls, and which event interrupts which code
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -18,7 +18,7 @@
 #define ARGUMENT    0xa5
 #define PSTATE      0x3c5       /* EL1h, all masked */
 #define KEPT        (1 << 22)
-#define BUSY        0x80000004  /* what is interrupted: EL1t, flag N */
+#define BUSY        0x80000004  /* the interrupted code: EL1t, flag N */
 
 typedef struct VM {
     Sdei sdei;
@@ -64,7 +64,7 @@ static void tear_down(VM *vm, gconstpointer data)
     g_ptr_array_free(vm->sdei.pes, true);
 }
 
-/* Others that have something to take then are looked for if it says so */
+/* Checks that the result is true if other PEs can newly take an event */
 static void call_regs(VM *vm, int pe, SdeiFunction function, SdeiRegs *regs)
 {
     unsigned before = 0;
@@ -81,7 +81,7 @@ static void call_regs(VM *vm, int pe, SdeiFunction function, SdeiRegs *regs)
     }
 }
 
-/* Without the delivery that follows it in QEMU */
+/* Calls without the delivery that follows in QEMU */
 static int64_t call5(VM *vm, int pe, SdeiFunction function, uint64_t a,
                      uint64_t b, uint64_t c, uint64_t d, uint64_t e)
 {
@@ -96,7 +96,7 @@ static int64_t call5(VM *vm, int pe, SdeiFunction function, uint64_t a,
     return regs.x[0];
 }
 
-/* With up to three parameters */
+/* A call with up to three parameters */
 #define call(...) call_(__VA_ARGS__, 0, 0, 0)
 #define call_(vm, pe, function, a, b, c, ...) \
     call5(vm, pe, function, a, b, c, 0, 0)
@@ -120,7 +120,7 @@ static void comes(VM *vm, int pe, uint32_t event)
                                     sdei_find(&vm->sdei, event)));
 }
 
-/* The number of what @pe takes, or -1 */
+/* Returns the number of the event that @pe takes, or -1 */
 static int64_t takes(VM *vm, int pe)
 {
     SdeiRegs was = vm->regs[pe], *regs = &vm->regs[pe];
@@ -247,7 +247,7 @@ static void test_mask(VM *vm, gconstpointer data)
     is(status(vm, 0, 0), 7);
 }
 
-/* What is pending comes once, and again if it came while its handler ran */
+/* A pending event runs once, and again if triggered while its handler runs */
 static void test_pending(VM *vm, gconstpointer data)
 {
     SdeiRegs was;
@@ -286,7 +286,7 @@ static void test_priorities(VM *vm, gconstpointer data)
     ready(vm, 0, URGENT);
     was = vm->regs[0];
 
-    /* Critical ones first */
+    /* Critical events first */
     comes(vm, 0, NORMAL);
     comes(vm, 0, CRITICAL);
     is(takes(vm, 0), CRITICAL);
@@ -298,7 +298,7 @@ static void test_priorities(VM *vm, gconstpointer data)
     complete(vm, 0);
     is(takes(vm, 0), NORMAL);
 
-    /* One within a normal one, and what each of both has interrupted */
+    /* A critical event within a normal one, and the contexts of both */
     comes(vm, 0, SHARED);
     is(takes(vm, 0), -1);
     in_normal = vm->regs[0];
@@ -339,7 +339,7 @@ static void test_resume(VM *vm, gconstpointer data)
     is(status(vm, 0, 0), 3);
 }
 
-/* Whose handler runs is unregistered when it completes */
+/* An event whose handler runs is unregistered when the handler completes */
 static void test_unregister(VM *vm, gconstpointer data)
 {
     uint32_t event = GPOINTER_TO_UINT(data);
@@ -378,7 +378,7 @@ static void test_shared(VM *vm, gconstpointer data)
     comes(vm, 0, SHARED);
     is(takes(vm, 0), -1);
 
-    /* Any PE that is not masked, one at a time */
+    /* Any unmasked PE takes the event, one PE at a time */
     is(call(vm, 1, SDEI_PE_UNMASK), SDEI_SUCCESS);
     is(call(vm, 2, SDEI_PE_UNMASK), SDEI_SUCCESS);
     is(sdei_next(&vm->sdei, &vm->pe[2]), 1);
@@ -389,7 +389,7 @@ static void test_shared(VM *vm, gconstpointer data)
     is(takes(vm, 2), SHARED);
     complete(vm, 2);
 
-    /* One alone */
+    /* Only one PE takes the event */
     is(call(vm, 0, SDEI_EVENT_DISABLE, SHARED), SDEI_SUCCESS);
     is(call(vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 2), SDEI_INVALID_PARAMETERS);
     is(call(vm, 0, SDEI_EVENT_ROUTING_SET, SHARED, 1, 5),
@@ -408,7 +408,7 @@ static void test_signal(VM *vm, gconstpointer data)
        SDEI_INVALID_PARAMETERS);
     is(call(vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(PES)),
        SDEI_INVALID_PARAMETERS);
-    /* Nobody has registered it */
+    /* The event is not registered */
     is(call(vm, 0, SDEI_EVENT_SIGNAL, 0, affinity(1)), SDEI_SUCCESS);
     for (int i = 0; i < PES; i++) {
         is(call(vm, i, SDEI_PE_UNMASK), SDEI_SUCCESS);
@@ -438,7 +438,7 @@ static void test_resets(VM *vm, gconstpointer data)
     is(status(vm, 0, SHARED), 0);
     is(call(vm, 0, SDEI_PE_MASK), 1);
 
-    /* The machine's, while a handler runs */
+    /* Resets of the machine while a handler runs */
     ready(vm, 0, SHARED);
     comes(vm, 1, NORMAL);
     is(takes(vm, 1), NORMAL);

@@ -53,7 +53,7 @@ static void fixture_end(Fixture *f, gconstpointer data)
     }
     g_assert_true(postcopy_async_idle(f->v));
     postcopy_requests_free(f->r);
-    /* Vcpus live for ever; not so those of a test */
+    /* vCPUs exist until QEMU exits; those of a test do not */
     g_free(f->v);
 }
 
@@ -81,7 +81,7 @@ static void no_token_is_sent(Fixture *f)
     g_assert_cmpuint(postcopy_async_next(f->v), ==, 0);
 }
 
-/* As the deliverer does, with a guest that takes it at once */
+/* Acts as the deliverer, and as a guest that takes the token at once */
 static void send_and_take(Fixture *f, uint32_t number)
 {
     g_assert_true(postcopy_async_pending(f->v));
@@ -127,10 +127,10 @@ static void test_page_comes_while_it_is_announced(Fixture *f,
 {
     PostcopyToken *t = ask(f, 1);
 
-    /* All pages have come, but nothing may end yet */
+    /* All pages are placed, but a token is still being announced */
     g_assert_cmpuint(outstanding(f->v), ==, 0);
     g_assert_false(postcopy_async_idle(f->v));
-    /* The guest has the exception already, but the core does not know */
+    /* The guest has the exception, but announced() was not called yet */
     complete(f->r, 1);
     no_token_is_sent(f);
     postcopy_async_announced(t, true);
@@ -151,7 +151,7 @@ static void test_withdraw(Fixture *f, gconstpointer data)
     uint32_t before = announce(f, 1), missing = announce(f, 2);
     uint32_t number = announce(f, 3);
 
-    /* Its page has come, while that of another one has, too */
+    /* Its page was placed, and so was another token's page */
     complete(f->r, 1);
     complete(f->r, 3);
     g_assert_true(postcopy_async_withdraw(f->v, number));
@@ -159,7 +159,7 @@ static void test_withdraw(Fixture *f, gconstpointer data)
     send_and_take(f, before);
     no_token_is_sent(f);
 
-    /* Its page has not come */
+    /* Its page was not placed */
     g_assert_true(postcopy_async_withdraw(f->v, missing));
     g_assert_cmpuint(outstanding(f->v), ==, 0);
     g_assert_false(postcopy_async_idle(f->v));
@@ -168,7 +168,7 @@ static void test_withdraw(Fixture *f, gconstpointer data)
     send_and_take(f, number);
     g_assert_true(postcopy_async_idle(f->v));
 
-    /* It has been sent */
+    /* The guest's slot has the token */
     number = announce(f, 4);
     complete(f->r, 4);
     postcopy_async_sent(f->v);
@@ -195,7 +195,7 @@ static void test_order(Fixture *f, gconstpointer data)
     complete(f->r, 1);
     g_assert_cmpuint(postcopy_async_next(f->v), ==, b);
     postcopy_async_sent(f->v);
-    /* The slot is in use: the same one is next for as long as it is */
+    /* While the slot is in use, the next token stays the same */
     g_assert_cmpuint(postcopy_async_next(f->v), ==, c);
     postcopy_async_slot_busy(f->v);
     g_assert_cmpuint(postcopy_async_next(f->v), ==, c);
@@ -204,7 +204,7 @@ static void test_order(Fixture *f, gconstpointer data)
     send_and_take(f, a);
 }
 
-/* Two tasks, or two faults of one that was woken too early */
+/* Two tasks, or two faults of a task that was woken too early */
 static void test_same_page(Fixture *f, gconstpointer data)
 {
     uint32_t a = announce(f, 1), b = announce(f, 1);
@@ -220,7 +220,7 @@ static void test_numbers(Fixture *f, gconstpointer data)
     g_autoptr(GHashTable) numbers = g_hash_table_new(NULL, NULL);
     uint32_t number;
 
-    /* One is in the guest's slot for all the time */
+    /* One token is in the guest's slot all the time */
     number = announce(f, 0);
     complete(f->r, 0);
     postcopy_async_sent(f->v);
@@ -265,12 +265,12 @@ static void test_forget(Fixture *f, gconstpointer data)
     no_token_is_sent(f);
     g_assert_cmpuint(outstanding(f->v), ==, 0);
 
-    /* The guest begins anew */
+    /* The guest starts anew */
     number = announce(f, 4);
     complete(f->r, 3);
     no_token_is_sent(f);
     complete(f->r, 4);
-    /* What was in the slot is none of ours any more */
+    /* The token in the slot was forgotten */
     postcopy_async_taken(f->v);
     send_and_take(f, number);
 }
@@ -304,7 +304,7 @@ static void test_halt(Fixture *f, gconstpointer data)
     PostcopyHalt *h = halt(f, 1, true);
 
     g_assert_true(postcopy_async_halting(h));
-    /* After an interrupt, whose handler misses another page that comes later */
+    /* An interrupt handler misses another page, which is placed later */
     g_assert(halt(f, 1, false) == h);
     g_assert_true(postcopy_async_halting(halt(f, 2, true)));
     complete(f->r, 1);
@@ -313,12 +313,12 @@ static void test_halt(Fixture *f, gconstpointer data)
     g_assert_cmpuint(f->kicks, ==, 1);
     no_token_is_sent(f);
 
-    /* The page comes before */
+    /* The page is placed before the vCPU halts */
     h = halt(f, 3, true);
     complete(f->r, 3);
     g_assert_false(postcopy_async_halting(h));
 
-    /* A reset does not forget that it must be kicked */
+    /* A reset does not forget the pending kick */
     f->kicks = 0;
     g_assert_true(postcopy_async_halting(halt(f, 4, true)));
     postcopy_async_forget(f->v);
@@ -326,7 +326,7 @@ static void test_halt(Fixture *f, gconstpointer data)
     g_assert_cmpuint(f->kicks, ==, 1);
 }
 
-/* A halt takes no token, and the guest can be told of its page later */
+/* A halt takes no token, and its page can be announced later */
 static void test_halt_and_tokens(Fixture *f, gconstpointer data)
 {
     uint32_t number;
@@ -346,7 +346,7 @@ static void test_halt_and_tokens(Fixture *f, gconstpointer data)
     complete(f->r, 64);
     send_and_take(f, number);
 
-    /* There is an end to it */
+    /* The number of halts has a limit */
     for (unsigned i = 0; i < POSTCOPY_ASYNC_HALTS; i++) {
         bool anew;
 
@@ -361,8 +361,8 @@ static void test_halt_and_tokens(Fixture *f, gconstpointer data)
 }
 
 /*
- * Threads: vCPUs with a guest each that may be reset at any time, and one that
- * places the pages.
+ * Threads: vCPUs with a guest each, which may be reset at any time, and a
+ * thread that places the pages.
  */
 typedef struct Guest {
     QemuThread thread;
@@ -378,7 +378,7 @@ typedef struct Guest {
 
 /* Atomic */
 static unsigned guests_left;
-/* Pages in the order in which they were asked for, then -1.  Atomic. */
+/* @asked: page numbers in the order of their requests, then -1.  Atomic. */
 static int asked[PAGES + 1];
 static int n_asked;
 static QemuEvent asked_event;
@@ -402,7 +402,7 @@ static void run_guest(Guest *g)
         }
     }
     if (g->slot && g_random_boolean()) {
-        /* Never one that it does not know */
+        /* The guest must have this token */
         g_assert_true(g_hash_table_remove(g->sleeping,
                                           GUINT_TO_POINTER(g->slot)));
         g->slot = 0;
@@ -467,7 +467,7 @@ static void *guest_thread(void *opaque)
     }
     qatomic_dec(&guests_left);
     qemu_event_set(&asked_event);
-    /* All tasks are woken */
+    /* All tasks must be woken */
     while (g_hash_table_size(g->sleeping)) {
         run_guest(g);
         g_usleep(1);

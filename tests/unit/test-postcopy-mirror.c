@@ -1,6 +1,6 @@
 /*
  * Unit test of migration/postcopy/mirror.c: which memory has a mirror, with
- * which policy, and who gets memory for it
+ * which policy, and for which RAMBlocks it allocates memory
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -18,7 +18,7 @@
 #include "exec/page-vary.h"
 #include "../migration/postcopy/mirror.h"
 
-/* "Huge", so that every host has them */
+/* Small "huge" pages, which every host has */
 #define HUGE    (64 * KiB)
 #define SIZE    (16 * MiB)
 
@@ -42,7 +42,7 @@ RamDiscardManager *memory_region_get_ram_discard_manager(MemoryRegion *mr)
     return mr->rdm;
 }
 
-/* Maps @fd, whose ownership is taken */
+/* Maps @fd, and takes ownership of it */
 static void ram_init(RAMBlock *rb, int fd)
 {
     g_assert_cmpint(fd, >=, 0);
@@ -71,7 +71,7 @@ static void memfd_init(RAMBlock *rb, gconstpointer data)
     ram_init(rb, memfd_create("test", MFD_CLOEXEC));
 }
 
-/* Bytes for which the file has memory */
+/* How many bytes of memory the file has */
 static uint64_t memory(RAMBlock *rb)
 {
     struct stat st;
@@ -126,7 +126,7 @@ static void test_memory_comes_before(RAMBlock *rb, gconstpointer data)
 
 static void test_not_for_unplugged_memory(RAMBlock *rb, gconstpointer data)
 {
-    MemoryRegion mr = { .rdm = (void *)&mr };   /* is asked for nothing */
+    MemoryRegion mr = { .rdm = (void *)&mr };   /* is never queried */
     RAMBlock unplugged;
 
     memfd_init(&unplugged, NULL);
@@ -134,7 +134,7 @@ static void test_not_for_unplugged_memory(RAMBlock *rb, gconstpointer data)
     postcopy_mirror_open(&mirrors, &unplugged, false);
     postcopy_mirror_open(&mirrors, rb, false);
     postcopy_mirrors_start(&mirrors);
-    /* They are gone through in order. */
+    /* Memory is allocated in the order of the blocks */
     wait_for_memory(rb);
     g_assert_cmpuint(memory(&unplugged), ==, 0);
     ram_destroy(&unplugged, NULL);
@@ -154,8 +154,8 @@ static void test_stopped_early(void)
 }
 
 /*
- * The policy of a mapping, as in hugetlbfs, and not that of the file, which
- * shmem has.
+ * The policy of a mapping, as of hugetlbfs, not that of the file, which shmem
+ * has.
  */
 static void test_policy(void)
 {

@@ -1,5 +1,5 @@
 /*
- * Walks of page tables, through a memory that is made up
+ * Walks of page tables, in a simulated memory
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -13,7 +13,7 @@ typedef struct Entry {
     uint64_t value;
 } Entry;
 
-/* Ends with an address of 0 */
+/* An entry with an address of 0 ends the memory */
 static uint64_t read_entry(void *opaque, hwaddr address, unsigned size)
 {
     for (const Entry *e = opaque; e->address; e++) {
@@ -59,7 +59,7 @@ static PageTables x86(unsigned levels)
 
 static void test_long(void)
 {
-    /* With bits around the address; a page has PAT where a table has PS */
+    /* With bits around the address; a page has PAT in the place of PS */
     Entry memory[] = {
         { 0x1ff8, 0x8000000000002067 },
         { 0x2ff0, 0x3067 },
@@ -94,7 +94,7 @@ static void test_five_levels(void)
 
 static void test_32_bits(void)
 {
-    /* PAE's uppermost table has four entries, and may begin anywhere */
+    /* PAE's uppermost table has four entries, and any 32-byte alignment */
     Entry pae[] = {
         { 0x1038, 0x2001 }, { 0x2000, 0x3001 }, { 0x3008, 0x100004001 }, { }
     };
@@ -116,7 +116,7 @@ static void test_32_bits(void)
     t.largest = 2;
     CHECK(&t, two, 0xc0001abc, 0x1c00, 0x2004, 0xffff3abc);
     CHECK(&t, two, 0xc0412345, 0x1c04, 0x812345);
-    /* Without CR4.PSE that bit means nothing */
+    /* Without CR4.PSE, that bit has no meaning */
     t.largest = 0;
     check(&t, two, 0xc0412345, NULL, 0);
 

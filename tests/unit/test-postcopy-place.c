@@ -1,6 +1,6 @@
 /*
- * Unit test of migration/postcopy/place.c with the kernel's userfaultfd:
- * nobody sleeps on, and nobody is woken without need
+ * Unit test of migration/postcopy/place.c with the kernel's userfaultfd: no
+ * thread sleeps on, and no thread is woken needlessly
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -36,13 +36,13 @@ static char *ram;
 
 #include "postcopy-common.h"
 
-static unsigned patience = 20;      /* seconds until a reader sleeps for ever */
-static bool break_wake_rule;        /* do not wake who would sleep for ever */
+static unsigned patience = 20;      /* seconds until a reader counts as hung */
+static bool break_wake_rule;        /* do not wake readers that need it */
 static char *mirror;                /* NULL for anonymous memory */
 static PostcopyRequests *requests;
 static int ufd;
 static bool quit;                   /* atomic */
-static int wakes;                   /* of the fault thread, which writes it */
+static int wakes;                   /* written by the fault thread */
 static int asked[2];                /* a pipe of page numbers */
 
 const char *qemu_ram_get_idstr(RAMBlock *rb)
@@ -85,7 +85,7 @@ static void place(unsigned page)
         return;
     }
     if (mirror) {
-        /* A part came before: seen by nobody, and in the way of a zero page */
+        /* An earlier part of the page: invisible, and in the way of zeros */
         if (page % 8) {
             memset(mirror + page * page_size, 0xff, page_size);
         }
@@ -129,7 +129,7 @@ static void *fault_thread(void *opaque)
     return NULL;
 }
 
-/* Pages that were asked for; like the preempt channel */
+/* Places requested pages, as by the preempt channel */
 static void *urgent_thread(void *opaque)
 {
     unsigned page;
@@ -143,7 +143,7 @@ static void *urgent_thread(void *opaque)
 static void *reader_thread(void *opaque)
 {
     unsigned n = GPOINTER_TO_UINT(opaque);
-    /* All in their own order; 2 * n + 1 has no factor in common with PAGES */
+    /* Each thread's own order; 2 * n + 1 has no factor in common with PAGES */
     for (unsigned i = 0; i < PAGES; i++) {
         unsigned page = i * (2 * n + 1) % PAGES;
 
@@ -209,7 +209,7 @@ static void test_nobody_sleeps_on(const void *shared)
     for (unsigned i = 0; i < READERS; i++) {
         start_thread(&readers[i], reader_thread, GUINT_TO_POINTER(i));
     }
-    /* The background stream, which places some pages for the second time */
+    /* The background, which places some pages for the second time */
     for (unsigned page = 0; page < PAGES; page++) {
         place(page);
     }
@@ -225,7 +225,7 @@ static void test_nobody_sleeps_on(const void *shared)
     end();
 }
 
-/* A fault that is read after the page has come: who read it must wake */
+/* A thread that reads a fault after its page was placed must wake the reader */
 static void test_late_fault(const void *shared)
 {
     QemuThread reader, faults;
@@ -233,7 +233,7 @@ static void test_late_fault(const void *shared)
 
     start(shared);
     alarm(patience);
-    /* It begins with page 0, and finds all others */
+    /* The reader begins with page 0, and finds all other pages */
     for (unsigned page = 1; page < PAGES; page++) {
         place(page);
     }
@@ -250,8 +250,8 @@ static void test_late_fault(const void *shared)
 }
 
 /*
- * A page that came before it was received is not the guest's, and of pages
- * that come together, those before it count
+ * A page that exists before it was received is not the guest's; in a run of
+ * pages, those before it are placed
  */
 static void test_eexist(void)
 {
@@ -278,7 +278,7 @@ static void test_eexist(void)
     end();
 }
 
-/* An address that is not registered: the caller has to end postcopy */
+/* The address is not registered: the caller must end postcopy */
 static void test_enoent(void)
 {
     g_autofree void *from = g_malloc0(qemu_real_host_page_size());
@@ -336,7 +336,7 @@ static int open_ufd(uint64_t features)
     return fd >= 0 && !ioctl(fd, UFFDIO_API, &api) ? fd : -1;
 }
 
-/* The process whose memory it is has ended */
+/* The process that owns the memory has ended */
 static void test_esrch(void)
 {
     g_autofree void *from = g_malloc0(qemu_real_host_page_size());
@@ -360,7 +360,7 @@ static void test_esrch(void)
 
     requests = requests_start(NULL);
     page_size = qemu_real_host_page_size();
-    /* Any address: there is none any more */
+    /* Any address: the process has no memory any more */
     page = page_of(0);
     page.host = (void *)(uintptr_t)page_size;
     g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, false, true),
@@ -373,7 +373,7 @@ static void test_esrch(void)
     ufd = own;
 }
 
-/* The host has no memory for the page: it can be placed later */
+/* The host has no memory for the page, which can be placed later */
 static void test_enomem(void)
 {
     size_t size = 2 * MiB, length = 2 * MiB;
@@ -387,7 +387,7 @@ static void test_enomem(void)
         g_test_skip("the host has no huge pages of 2 MiB");
         return;
     }
-    /* One more than there are, and none is reserved */
+    /* One more huge page than the host has free, without a reservation */
     length += g_ascii_strtoull(free_pages, NULL, 10) * size;
     start(false);
     munmap(ram, PAGES * page_size);
@@ -428,7 +428,7 @@ static void *read_event(void *opaque)
     return NULL;
 }
 
-/* The kernel wants to be asked again, and once it has done a part */
+/* EAGAIN: the ioctl is repeated, once after the kernel has placed a part */
 static void test_eagain(void)
 {
     int own = ufd;
@@ -442,7 +442,7 @@ static void test_eagain(void)
     g_assert_cmpint(ufd, >=, 0);
     start(false);
 
-    /* While somebody waits for an event to be read, nothing can be placed */
+    /* While a thread waits for an event to be read, no page can be placed */
     start_thread(&remover, remove_page, NULL);
     pfd = (struct pollfd) { .fd = ufd, .events = POLLIN };
     g_assert_cmpint(poll(&pfd, 1, -1), ==, 1);
@@ -459,7 +459,7 @@ static void test_eagain(void)
     qemu_thread_join(&remover);
     g_assert_cmpuint(*(uint64_t *)(ram + 6 * page_size), ==, 6);
 
-    /* Of two pages, one is there */
+    /* One of two pages exists */
     place(9);
     copy.dst = (uintptr_t)ram + 8 * page_size;
     copy.len = 2 * page_size;
@@ -483,7 +483,7 @@ static void test_eagain(void)
 
 static void lost(int sig)
 {
-    static const char text[] = "Bail out! A reader sleeps for ever\n";
+    static const char text[] = "Bail out! A reader hangs\n";
 
     (void)!write(STDOUT_FILENO, text, sizeof(text) - 1);
     _exit(1);
@@ -506,11 +506,11 @@ int main(int argc, char **argv)
     }
     g_test_add_data_func("/postcopy-place/copy/late-fault", NULL,
                          test_late_fault);
-    g_test_add_data_func("/postcopy-place/copy/nobody-sleeps-on", NULL,
+    g_test_add_data_func("/postcopy-place/copy/all-wake", NULL,
                          test_nobody_sleeps_on);
     g_test_add_data_func("/postcopy-place/continue/late-fault", (void *)1,
                          test_late_fault);
-    g_test_add_data_func("/postcopy-place/continue/nobody-sleeps-on",
+    g_test_add_data_func("/postcopy-place/continue/all-wake",
                          (void *)1, test_nobody_sleeps_on);
     g_test_add_func("/postcopy-place/error/eexist", test_eexist);
     g_test_add_func("/postcopy-place/error/enoent", test_enoent);

@@ -23,7 +23,7 @@ static unsigned asked[PAGES];
 static unsigned sender_woken;
 static PostcopyRequests *requests;
 
-/* Without the lock, and not while the requests are being stopped */
+/* Called without the lock, and never while requests are being stopped */
 static void test_deferred(void)
 {
     PostcopyFaultStats stats;
@@ -40,7 +40,7 @@ static PostcopyRequests *setup(void)
     return requests;
 }
 
-/* By thread @tid, which is a vCPU's if it has a waiter */
+/* A fault of thread @tid, which is a vCPU's thread if it has a waiter */
 static PostcopyPageState begin_by(PostcopyRequests *r, unsigned n,
                                   PostcopyWaiter *waiter, uint32_t tid)
 {
@@ -57,12 +57,12 @@ static PostcopyPageState begin(PostcopyRequests *r, unsigned page,
 {
     static uint32_t others = 1000;
 
-    /* Each vCPU has its thread, all other faults are of different ones */
+    /* Each vCPU has its thread; each other fault has another thread */
     return begin_by(r, page, waiter,
                     waiter ? (uintptr_t)waiter : qatomic_inc_fetch(&others));
 }
 
-/* How often each page is in the list of outstanding ones */
+/* Counts how often each page is in the list of outstanding pages */
 static void count(PostcopyRequests *r, unsigned *pages)
 {
     g_autoptr(GArray) list = postcopy_requests_list(r);
@@ -76,7 +76,7 @@ static void count(PostcopyRequests *r, unsigned *pages)
     }
 }
 
-/* No other thread has any */
+/* Other threads have no outstanding pages */
 static unsigned outstanding(PostcopyRequests *r, PostcopyOldest *oldest)
 {
     unsigned n = postcopy_requests_outstanding(r, oldest);
@@ -112,7 +112,7 @@ static void test_once(void)
     g_assert_cmpuint(pages[1], ==, 0);
     g_assert_cmpuint(pages[2], ==, 1);
 
-    /* Comes without having been asked for */
+    /* A page is received without a request */
     complete(r, 3);
     g_assert_cmpint(begin(r, 3, NULL), ==, POSTCOPY_PAGE_RECEIVED);
     g_assert_false(postcopy_requests_wait_empty(r, 1));
@@ -132,7 +132,7 @@ static void test_once(void)
 
 enum { DROP = 1, UFFD = 2, VCPU = 4 };
 
-/* Of @n pages, the first @claimed are, with these flags */
+/* The first @claimed of @n pages can be claimed, with @flags */
 static void claim(PostcopyRequests *r, unsigned first, unsigned n, bool zero,
                   unsigned claimed, unsigned flags)
 {
@@ -144,7 +144,7 @@ static void claim(PostcopyRequests *r, unsigned first, unsigned n, bool zero,
     g_assert_cmphex(c.drop ? DROP : c.uffd * UFFD + c.vcpu * VCPU, ==, flags);
 }
 
-/* A page that is filled where it lies is filled by one thread, and once */
+/* One thread claims a page and fills it in place, once */
 static void test_claim(void)
 {
     g_autoptr(PostcopyRequests) r = setup();
@@ -170,7 +170,7 @@ static void test_claim(void)
     postcopy_waiter_destroy(&waiter);
 }
 
-/* Pages that come together: as far as the same is to be done with them */
+/* A run of pages is claimed as far as its pages need the same treatment */
 static void test_claim_run(void)
 {
     g_autoptr(PostcopyRequests) r = setup();
@@ -185,7 +185,7 @@ static void test_claim_run(void)
     complete(r, 8);
 
     claim(r, 4, 6, false, 4, UFFD | VCPU);
-    /* Another channel, meanwhile: neither within nor around the claim */
+    /* Another channel gets pages neither within nor around the claim */
     claim(r, 5, 1, false, 1, DROP);
     claim(r, 3, 7, false, 1, 0);
     complete(r, 3);
@@ -199,7 +199,7 @@ static void test_claim_run(void)
     }
     g_assert_false(received_map[9]);
 
-    /* Zeros: the page of a vCPU alone, since it has to be writable */
+    /* Zeros: a vCPU's page is claimed separately, since it must be writable */
     for (unsigned page = 20; page < 23; page++) {
         begin(r, page, page == 21 ? &waiter : NULL);
     }
@@ -213,7 +213,7 @@ static void test_claim_run(void)
     postcopy_waiter_destroy(&waiter);
 }
 
-/* Received pages are populated together, and a missing one ends the run */
+/* Received pages are populated together, and a missing page ends the run */
 static void test_run(void)
 {
     enum { WINDOW = 16 * PAGE };
@@ -228,7 +228,7 @@ static void test_run(void)
     g_assert(run.host == host_memory + 19 * PAGE);
     g_assert_cmpuint(run.size, ==, 10 * PAGE);
 
-    /* The window's ends, and the block's */
+    /* The ends of the window, and of the block, end a run */
     run = page_of(40);
     postcopy_requests_run(r, &run, PAGES * PAGE, WINDOW);
     g_assert_cmpuint(run.start, ==, 32 * PAGE);
@@ -238,7 +238,7 @@ static void test_run(void)
     g_assert_cmpuint(run.start, ==, 32 * PAGE);
     g_assert_cmpuint(run.size, ==, 10 * PAGE);
 
-    /* When received bits may be gone */
+    /* Received bits may be gone */
     postcopy_requests_stop(r);
     run = page_of(40);
     postcopy_requests_run(r, &run, PAGES * PAGE, WINDOW);
@@ -246,7 +246,7 @@ static void test_run(void)
     g_assert_cmpuint(run.size, ==, PAGE);
 }
 
-/* The sender is woken once, and has what was not received meanwhile */
+/* The sender is woken once, and gets the pages that are still missing */
 static void test_defer(void)
 {
     g_autoptr(PostcopyRequests) r = setup();
@@ -266,7 +266,7 @@ static void test_defer(void)
     g_assert_cmpuint(pages[0].start, ==, 2 * PAGE);
     g_assert_cmpuint(postcopy_requests_take_deferred(r, pages, 3), ==, 0);
 
-    /* It may come too late */
+    /* A request that is deferred after its page was received */
     begin(r, 3, NULL);
     complete(r, 3);
     page = page_of(3);
@@ -281,7 +281,7 @@ static void test_defer(void)
     g_assert_cmpuint(postcopy_requests_take_deferred(r, pages, 3), ==, 0);
 }
 
-/* A thread that is interrupted while it waits, and comes back, is one fault */
+/* An interrupted wait that begins again is one fault */
 static void test_again(void)
 {
     g_autoptr(PostcopyRequests) r = setup();
@@ -297,7 +297,7 @@ static void test_again(void)
     g_assert_cmpuint(counts.uffd, ==, 2);
     g_assert_cmpuint(counts.requests, ==, 1);
     postcopy_requests_meter(r, &meter);
-    /* The next postcopy counts anew, and what was copied stays */
+    /* The next postcopy counts from 0, and earlier meters stay */
     postcopy_requests_stop(r);
     postcopy_requests_start(r);
     postcopy_requests_meter(r, &next);
@@ -390,7 +390,7 @@ static void test_waiters(void)
     postcopy_meter_destroy(&meter);
 }
 
-/* Those who wait for what will never come do not wait for ever */
+/* Waiters of pages that will not be placed do not wait indefinitely */
 static void test_stop_wakes(void)
 {
     g_autoptr(PostcopyRequests) r = setup();
@@ -410,7 +410,7 @@ static void test_stop_wakes(void)
     postcopy_waiter_destroy(&w.waiter);
 }
 
-/* Pages that nobody has missed yet are awaited, too, and requested anew last */
+/* Pages requested ahead are outstanding; they are requested anew last */
 static void test_ahead(void)
 {
     g_autoptr(PostcopyRequests) r = setup();
@@ -455,7 +455,7 @@ static void *stop_fn(void *opaque)
     return NULL;
 }
 
-/* Who places a page when all is over is waited for, and nobody begins to */
+/* stop() waits for a thread that places a page; no other thread may begin to */
 static void test_stop_waits(void)
 {
     g_autoptr(PostcopyRequests) r = setup();
@@ -473,7 +473,7 @@ static void test_stop_waits(void)
                      >, 0);
     complete(r, 0);
     g_assert_false(postcopy_requests_enter(r));
-    /* It still wakes others */
+    /* The thread still has to wake waiters */
     g_usleep(10 * 1000);
     g_assert_false(qatomic_read(&stopped));
     postcopy_requests_leave(r);
@@ -489,7 +489,7 @@ static void *complete_fn(void *opaque)
     return NULL;
 }
 
-/* The last page ends the wait for it, long before its time is over */
+/* The last page ends the wait long before its timeout */
 static void test_wait_empty(void)
 {
     g_autoptr(PostcopyRequests) r = setup();
@@ -513,7 +513,7 @@ static void test_kick(void)
 
     postcopy_waiter_init(&w.waiter);
 
-    /* An old kick is forgotten, a kick since begin() is not */
+    /* begin() forgets an earlier kick, but not a later one */
     postcopy_waiter_kick(&w.waiter);
     begin(r, 1, &w.waiter);
     start_thread(&thread, wait_fn, &w);
@@ -522,7 +522,7 @@ static void test_kick(void)
     qemu_thread_join(&thread);
     g_assert_false(w.placed);
 
-    /* The page is still outstanding; nobody waits for it */
+    /* The page is still outstanding, without a waiter */
     count(r, pages);
     g_assert_cmpuint(pages[1], ==, 1);
     g_assert_cmpint(begin(r, 1, &w.waiter), ==, POSTCOPY_PAGE_REQUESTED);
@@ -538,7 +538,7 @@ static void test_kick(void)
     postcopy_waiter_destroy(&w.waiter);
 }
 
-/* What a fault costs in here; with "-m perf" */
+/* The cost of a fault in this code; with "-m perf" */
 static void test_perf(void)
 {
     enum { FAULTS = 1000 * 1000 };
@@ -568,8 +568,8 @@ static void test_perf(void)
 }
 
 /*
- * Of the lock of the requests, which is the only QemuMutex that is used while
- * perf_metered is set.  Under it.
+ * Statistics of the lock of the requests, which protects them.  No other
+ * QemuMutex is used while perf_metered is set.
  */
 static struct {
     unsigned locks, contended;
@@ -591,7 +591,7 @@ static void perf_lock_fn(QemuMutex *mutex, const char *file, int line)
     perf_lock.waited_ns += contended ? perf_lock.since - begun : 0;
 }
 
-/* By the linker's --wrap */
+/* Replaced by the linker's --wrap */
 typeof(qemu_mutex_unlock_impl) __real_qemu_mutex_unlock_impl;
 typeof(qemu_mutex_unlock_impl) __wrap_qemu_mutex_unlock_impl;
 
@@ -610,14 +610,14 @@ typedef struct Perf {
     PostcopyRequests *r;
     QemuEvent go;
     unsigned threads;
-    /* Of the background, in pages; 0 if there is none */
+    /* The background's run of pages, or 0 */
     unsigned run;
-    /* Atomic */
+    /* @vcpus and @vcpus_left are atomic */
     unsigned vcpus, vcpus_left;
     unsigned runs;
 } Perf;
 
-/* As a vCPU that reads its page by itself: nobody has to wake it */
+/* Acts as a vCPU that reads its own page: no other thread has to wake it */
 static void *perf_vcpu(void *opaque)
 {
     Perf *p = opaque;
@@ -657,7 +657,7 @@ static void *perf_background(void *opaque)
     return NULL;
 }
 
-/* Returns for how long, in ns */
+/* Returns the duration in ns */
 static int64_t perf_run(Perf *p)
 {
     QemuThread vcpus[PERF_THREADS], background;
@@ -679,7 +679,7 @@ static int64_t perf_run(Perf *p)
     return get_clock() - begun;
 }
 
-/* What threads cost each other: they have the lock in common, but no page */
+/* The cost of threads for each other: they share the lock, but no page */
 static void test_perf_threads(void)
 {
     static const unsigned runs[] = { 0, 1, 8, 64 };
@@ -744,7 +744,7 @@ static void *stress_vcpu(void *opaque)
     g_autoptr(GRand) rand = g_rand_new_with_seed(vcpu->index);
 
     for (unsigned i = 0; i < PAGES; i++) {
-        /* Half of the touches are at the same pages at the same time */
+        /* Half of the touches hit the same pages at the same time */
         unsigned page = i & 1 ? i : g_rand_int_range(rand, 0, PAGES);
         PostcopyPageState state;
 
@@ -819,13 +819,13 @@ static void test_stress(void)
         }
         qemu_thread_join(&kick);
         while (!postcopy_requests_wait_empty(s.r, 1000)) {
-            /* Pages whose vCPU was kicked, and touched another one */
+            /* Pages whose vCPU was kicked, and then touched another page */
         }
         send_page(s.wire[1], PAGES);
         qemu_thread_join(&source);
 
         postcopy_requests_stats(s.r, &counts);
-        /* Each page that was asked for was asked for once, and by somebody */
+        /* Each requested page was requested once, after a touch */
         for (unsigned page = 0; page < PAGES; page++) {
             n_asked += asked[page];
         }
@@ -838,7 +838,7 @@ static void test_stress(void)
         close(s.wire[1]);
         postcopy_requests_free(s.r);
     }
-    /* Or nothing was tested */
+    /* Otherwise kicks were not tested */
     g_assert_cmpuint(kicked, >, 0);
 }
 

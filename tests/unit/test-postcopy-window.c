@@ -1,5 +1,5 @@
 /*
- * Postcopy's window, over a link that is simulated
+ * Postcopy's window, over a simulated link
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -10,37 +10,37 @@
 #include "../migration/postcopy/window.h"
 
 #define PAGE    (4 * KiB)
-/* The destination may be off its processor for a part of each so many ns */
+/* The destination may be descheduled for a part of each PERIOD, in ns */
 #define PERIOD  (10 * SCALE_MS)
 
 typedef struct Link {
-    /* Bytes per second, and ns from one end to the other */
+    /* @rate: bytes per second; @delay: ns from one end to the other */
     uint64_t rate;
     int64_t delay;
-    /* ns of each PERIOD for which the destination places nothing */
+    /* @off: ns of each PERIOD in which the destination places no page */
     int64_t off;
-    /* ns by which a PING is answered too late, at most: threads wait */
+    /* @late: ns by which the answer to a PING is late, at most */
     int64_t late;
-    /* ns that other traffic takes of the queue, whatever we do */
+    /* @others: ns that other traffic occupies of the queue, independently */
     int64_t others;
-    /* Who acknowledges is a proxy, at once, and the link is behind it */
+    /* @proxy: a proxy acknowledges at once, and the link is behind it */
     bool proxy;
-    /* ns that the source takes for each slice, beside its bytes */
+    /* @work: ns of processor time that the source needs for each slice */
     int64_t work;
 } Link;
 
-/* More than are ever on their way */
+/* More than are ever in flight */
 #define SLICES  (64 * KiB)
 
 typedef struct Source {
     PostcopyWindow window;
     const Link *link;
     int64_t now;
-    /* When all that has been sent has left the queue */
+    /* @left: when all sent bytes have left the queue */
     int64_t left;
-    /* By number: when a PING will have been answered */
+    /* @answers: by number, when a PING will have been answered */
     int64_t answers[POSTCOPY_WINDOW_PINGS];
-    /* By slice: when it will have been acknowledged, and all bytes up to it */
+    /* @acks: by slice, when it is acknowledged, and all bytes up to it */
     struct {
         int64_t ns;
         uint64_t total;
@@ -49,7 +49,7 @@ typedef struct Source {
     unsigned next_slice;
     uint64_t total;
     uint64_t acked;
-    /* In this stretch of time: bytes; how long a request would have waited */
+    /* In this run: @bytes sent; sum of a request's @waits after each slice */
     uint64_t bytes;
     int64_t waits;
     unsigned slices;
@@ -161,8 +161,8 @@ static int64_t wait_ns(const Source *s)
 }
 
 /*
- * The link is used, and a requested page waits little longer than it travels,
- * from the first half of a second on
+ * After half a second, the link is used, and a requested page waits little
+ * longer than its travel time
  */
 static void test_links(void)
 {
@@ -198,8 +198,8 @@ static void test_links(void)
 }
 
 /*
- * The source's processor is the limit, so that no queue is ever full: larger
- * slices make it faster, and it finds that out
+ * The source's processor is the limit, so that the queue is never full: the
+ * source must learn that larger slices are faster
  */
 static void test_busy_source(void)
 {
@@ -213,7 +213,7 @@ static void test_busy_source(void)
     g_assert_cmpfloat(run_until(s, 2 * NANOSECONDS_PER_SECOND), >=, 0.6);
 }
 
-/* The destination is off its processor: that is no queue */
+/* The destination is descheduled, which must not look like a queue */
 static void test_busy_destination(void)
 {
     static const Link link = {
@@ -226,7 +226,7 @@ static void test_busy_destination(void)
     g_assert_cmpint(wait_ns(s), <=, 2 * SCALE_MS);
 }
 
-/* Threads of both sides wait for processors: no small window helps them */
+/* Threads of both sides wait for processors: a small window does not help */
 static void test_busy_processors(void)
 {
     Link link = { .rate = 125000000, .delay = 500 * SCALE_US };
@@ -238,7 +238,7 @@ static void test_busy_processors(void)
     g_assert_cmpfloat(run_until(s, 5 * NANOSECONDS_PER_SECOND), >=, 0.12);
 }
 
-/* Other traffic keeps a queue full: the background gets its part all the same */
+/* Other traffic keeps a queue full: the background still gets its share */
 static void test_other_traffic(void)
 {
     Link link = { .rate = 125000000, .delay = 500 * SCALE_US };
@@ -248,14 +248,14 @@ static void test_other_traffic(void)
     link.others = 50 * SCALE_MS;
     run_until(s, 4 * NANOSECONDS_PER_SECOND);
     g_assert_cmpfloat(run_until(s, 6 * NANOSECONDS_PER_SECOND), >=, 0.2);
-    /* It ends: once the delay has been looked for, the old one is right again */
+    /* The traffic ends: after a new measurement, the delay is right again */
     link.others = 0;
     run_until(s, 9 * NANOSECONDS_PER_SECOND);
     g_assert_cmpfloat(run_until(s, 11 * NANOSECONDS_PER_SECOND), >=, 0.93);
     g_assert_cmpint(wait_ns(s), <=, 2 * SCALE_MS);
 }
 
-/* Answers of an earlier connection, and those that nobody has asked for */
+/* Answers of an earlier connection, and answers without a PING */
 static void test_answers(void)
 {
     PostcopyWindow w = { 0 };
@@ -298,7 +298,7 @@ static void test_any_order(void)
     g_assert_cmpuint(w.path.left, ==, 3 * MiB);
 }
 
-/* A PING that cannot be remembered is not sent, and nothing is lost */
+/* A PING beyond the table's size is not sent, and its bytes still count */
 static void test_many_pings(void)
 {
     PostcopyWindow w = { 0 };
@@ -315,11 +315,11 @@ static void test_many_pings(void)
     g_assert_cmpuint(w.path.left, ==, POSTCOPY_WINDOW_PINGS * MiB);
     g_assert_true(postcopy_window_ping(&w, 300, 0, &number));
     g_assert_cmpuint(w.sent - w.path.left, ==, MiB);
-    /* Nor is one sent for each page */
+    /* A single page gets no PING either */
     g_assert_false(postcopy_window_ping(&w, 400, PAGE, &number));
 }
 
-/* The link is looked at anew when it may be full by now, and each ms */
+/* The link is measured anew when it may be full by now, and each ms */
 static void test_stale(void)
 {
     PostcopyWindow w = { 0 };

@@ -47,13 +47,13 @@ static void protect(Memory *m)
     m->holes = snapshot_holes_new();
 }
 
-/* The guest runs on after it. */
+/* The guest writes on after the scan. */
 static void scan(Memory *m)
 {
     g_assert_cmpint(snapshot_holes_scan(m->holes, &m->rb), ==, 0);
 }
 
-/* fd: of the file, or -1; its ownership is taken */
+/* fd: the file, or -1; takes ownership of it */
 static void memory_init(Memory *m, int fd, uint32_t flags, size_t huge)
 {
     *m = (Memory) {
@@ -98,11 +98,11 @@ static void test_anonymous(void)
     madvise(m.rb.host, SIZE, MADV_NOHUGEPAGE);
     *at(&m, 0) = 1;
     *at(&m, 3) = 1;
-    *at(&m, 4) = 0;             /* zeros, but a page of its own */
+    *at(&m, 4) = 0;             /* zeros, in a page of its own */
     g_assert(*(volatile char *)at(&m, 6) == 0); /* the zero page */
     protect(&m);
     if (can_scan(&m)) {
-        *at(&m, 5) = 1;         /* nobody does, but it must not get lost */
+        *at(&m, 5) = 1;         /* QEMU never does; it must not get lost */
         scan(&m);
         *at(&m, 2) = 1;
         g_assert(!hole(&m, 0));
@@ -136,7 +136,7 @@ static void test_huge(void)
         unsigned first = (host - (char *)m.rb.host) / page_size;
 
         scan(&m);
-        /* All of the huge page, if it was one, and none of the next */
+        /* The whole huge page, if it was one, and no page of the next */
         g_assert(!hole(&m, first));
         g_assert(hole(&m, first + 1) == hole(&m, first + 511));
         g_assert(hole(&m, first + 512));
@@ -173,7 +173,7 @@ static void test_any_holes(void)
     memory_destroy(&m);
 }
 
-/* Page 3 is written by this mapping, page 5 by another process or mapping. */
+/* This mapping writes page 3, another process or mapping writes page 5. */
 static void shmem_init(Memory *m, uint32_t flags)
 {
     int fd = memfd_create("test", MFD_CLOEXEC);
@@ -199,7 +199,7 @@ static void test_shmem(void)
     memory_destroy(&m);
 }
 
-/* Memory that is not all zeros must not be taken for a hole. */
+/* Memory with data must not be treated as a hole. */
 static void test_private_file(void)
 {
     Memory m;

@@ -2,15 +2,15 @@
  * Async page faults that QEMU delivers in KVM's place
  *
  * KVM starts none for memory whose absence makes vCPUs exit.  The guest has
- * been told of KVM's, by CPUID, and has set them up with KVM, by MSRs; so this
- * speaks the same protocol (Linux: Documentation/virt/kvm/x86/msr.rst), under
- * the conditions under which KVM would.  With KVM Userfault, KVM can start its
- * own at the same time, for pages that were swapped out: the tokens differ, and
- * who finds the slot in use waits for the guest's acknowledgement.
+ * seen KVM's in CPUID, and has enabled them by KVM's MSRs.  So QEMU speaks the
+ * same protocol (Linux: Documentation/virt/kvm/x86/msr.rst), under KVM's
+ * conditions.  With KVM Userfault, KVM can start its own at the same time, for
+ * pages that were swapped out: the tokens differ, and the side that finds the
+ * slot in use waits for the guest's acknowledgement.
  *
- * All accesses to the guest's data block are made by the vCPU's thread while it
- * is out of KVM_RUN.  KVM makes its own within KVM_RUN, so that both cannot
- * meet, and the block is where the MSR says it is.
+ * Only the vCPU's thread accesses the guest's data block here, while it is out
+ * of KVM_RUN.  KVM accesses the block within KVM_RUN, so that both cannot
+ * collide, and the block stays at the address in the MSR.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -44,20 +44,20 @@ typedef struct Msrs {
     uint64_t vector;
 } Msrs;
 
-/* What KVM copies to kvm_run at each exit, which saves two ioctls */
+/* KVM copies these to kvm_run at each exit, which saves two ioctls */
 #define SYNC_REGS (KVM_SYNC_X86_SREGS | KVM_SYNC_X86_EVENTS)
 
-/* What only a vCPU's own thread knows */
+/* State of a vCPU, used only by its own thread */
 static __thread struct {
-    /* By can(), for announce() */
+    /* can() sets @msrs for announce() */
     Msrs msrs;
-    /* By announce(), until KVM_RUN returns; or 0 */
+    /* announce() sets @announced to a token, or 0, until KVM_RUN returns */
     uint32_t announced;
-    /* By halt() */
+    /* halt() sets @halted */
     bool halted;
-    /* The guest knows no tokens but those that it was told here */
+    /* The guest has no tokens but those that QEMU has sent here */
     bool clean;
-    /* The guest has enabled them when that was looked at last, if it was */
+    /* If @looked: whether the guest had enabled them at the last look */
     bool enabled;
     bool looked;
 } async_pf;
@@ -77,7 +77,7 @@ static int async_pf_set_msr(CPUState *cs, uint32_t index, uint64_t value)
 
 /*
  * Returns false if the guest has not enabled async page faults by interrupt, or
- * has no RAM where KVM would refuse them, too
+ * has no RAM at the address of its data block, where KVM would refuse them too
  */
 static bool async_pf_get_msrs(CPUState *cs, Msrs *m)
 {
@@ -134,8 +134,8 @@ static bool async_pf_no_event(CPUState *cs)
 }
 
 /*
- * Not from its registers, as far as it can be helped.  A write of the guest's
- * would have been seen.  An INIT would not: this is about speed alone.
+ * Reads the MSRs only if they were never read.  The filter sees each write of
+ * the guest, but not an INIT: a stale result only costs time.
  */
 static bool async_pf_is_enabled(CPUState *cs)
 {
@@ -152,7 +152,7 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     bool nested = run->flags & KVM_RUN_X86_GUEST_MODE;
     bool kernel = !(sregs->cr0 & CR0_PG_MASK) || !sregs->ss.dpl;
 
-    /* These cost no system call, but for the first look at what is enabled */
+    /* The tests need no system call, but for the first look at the MSRs */
     if (run->flags & KVM_RUN_X86_SMM || run->kvm_valid_regs != SYNC_REGS ||
         cs->singlestep_enabled) {
         return POSTCOPY_ASYNC_EVENT;
@@ -163,9 +163,9 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     }
     if (nested) {
         /*
-         * It would have to be told by an exit from there, which user space
-         * cannot make.  The interrupts that end the halt are its hypervisor's,
-         * whatever its own flag says.
+         * Only an exit from the nested guest could notify the hypervisor, and
+         * userspace cannot make one.  The interrupts that end the halt are the
+         * hypervisor's, whatever if_flag is.
          */
         *halt = true;
         return POSTCOPY_ASYNC_EVENT;
@@ -175,7 +175,7 @@ static PostcopyAsyncRefusal async_pf_can(CPUState *cs, bool *halt,
     }
 
     *halt = true;
-    /* KVM_ASYNC_PF_SEND_ALWAYS has no guest: with interrupts, Linux panics */
+    /* No guest uses KVM_ASYNC_PF_SEND_ALWAYS: by interrupts, Linux panics */
     if (*around) {
         return POSTCOPY_ASYNC_KERNEL;
     }
@@ -195,10 +195,9 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
         return POSTCOPY_ASYNC_BUSY;
     }
     /*
-     * The guest may know tokens from where it was before, or from before it
-     * enabled async page faults anew, and maybe by the same numbers.  KVM tells
-     * it to forget them (~0) when it enters it for the first time after that;
-     * once it has, the slot is empty.
+     * The guest may have tokens of another host, or of an earlier data block,
+     * maybe with the same numbers.  KVM notifies it to forget them (~0) when it
+     * first enters the guest afterwards; once the guest has, the slot is empty.
      */
     if (!async_pf.clean && async_pf_read_data(m, TOKEN_OFFSET)) {
         return POSTCOPY_ASYNC_BUSY;
@@ -206,7 +205,7 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
     async_pf.clean = true;
     async_pf_write_data(m, FLAGS_OFFSET, PAGE_NOT_PRESENT);
 
-    /* All else is left as it is, what other threads inject included */
+    /* The other fields stay, and so do events that other threads inject */
     events->flags = KVM_VCPUEVENT_VALID_PAYLOAD;
     events->exception.pending = 1;
     events->exception.nr = EXCP0E_PAGE;
@@ -223,10 +222,9 @@ static PostcopyAsyncRefusal async_pf_announce(CPUState *cs, uint32_t number)
 }
 
 /*
- * KVM_RUN may return before it enters the guest: the page has come, for one.
- * The exception is pending then, and would meet what else is made of the vCPU's
- * state: a machine check must find no other.  The guest looks for the page
- * again.
+ * KVM_RUN may return before it enters the guest, for example because the page
+ * was placed.  The exception is pending then, and must not meet a machine check
+ * or another change of the vCPU's state.  The guest faults again on the page.
  */
 static void async_pf_withdraw(CPUState *cs)
 {
@@ -237,7 +235,7 @@ static void async_pf_withdraw(CPUState *cs)
     async_pf.announced = 0;
     if (!v || !events->exception.pending ||
         events->exception.nr != EXCP0E_PAGE ||
-        /* One of the guest's own has PFERR_USER, or is not at such an address */
+        /* The guest's own fault has PFERR_USER, or another address */
         events->exception.error_code || events->exception_payload != number ||
         !postcopy_async_withdraw(v, number)) {
         return;
@@ -252,9 +250,9 @@ static void async_pf_withdraw(CPUState *cs)
 }
 
 /*
- * A state that KVM has for other guests than ours, so that it is not taken for
- * a HLT: neither here, nor by KVM, which polls before it sleeps in a HLT, and
- * tells a guest's hypervisor of one.  What wakes a HLT ends it.
+ * A state that KVM only uses for other guests, so that neither QEMU nor KVM
+ * mistakes it for a HLT: before that, KVM polls, and it reports a HLT to a
+ * guest's hypervisor.  The events that end a HLT end this state.
  */
 static bool async_pf_halt_until_kick(CPUState *cs)
 {
@@ -264,7 +262,7 @@ static bool async_pf_halt_until_kick(CPUState *cs)
     return async_pf.halted;
 }
 
-/* Nobody but KVM sees it halted: the guest comes back with the same exit */
+/* Hides the halt from all but KVM: the guest then exits as before */
 void kvm_async_pf_post_run(CPUState *cs)
 {
     struct kvm_mp_state state;
@@ -289,7 +287,7 @@ static int async_pf_send_interrupt(CPUState *cs, uint8_t vector)
     struct kvm_msi msi = {
         .address_lo = APIC_DEFAULT_ADDRESS |
                       (id & 0xff) << MSI_ADDR_DEST_ID_SHIFT,
-        /* Where there are such IDs, KVM takes them so: kvm_enable_x2apic() */
+        /* KVM takes large IDs in this way: kvm_enable_x2apic() */
         .address_hi = id & ~0xff,
         .data = vector,
     };
@@ -309,13 +307,13 @@ void kvm_async_pf_pre_run(CPUState *cs)
         return;
     }
     if (!async_pf_get_msrs(cs, &m)) {
-        /* Reset by an INIT: a write of the guest's would have been seen */
+        /* An INIT has reset the MSRs: the filter would have seen a write */
         kvm_async_pf_reset(cs);
         return;
     }
     number = postcopy_async_next(v);
     if (async_pf_read_data(&m, TOKEN_OFFSET)) {
-        /* Comes again when the guest acknowledges it */
+        /* Tried again when the guest acknowledges the token in the slot */
         postcopy_async_slot_busy(v);
         return;
     }
@@ -323,14 +321,14 @@ void kvm_async_pf_pre_run(CPUState *cs)
     ret = async_pf_send_interrupt(cs, m.vector);
     trace_kvm_async_pf_send(cs->cpu_index, number, ret);
     if (ret <= 0) {
-        /* The guest has switched off its LAPIC for now */
+        /* The guest has disabled its LAPIC for now */
         async_pf_write_data(&m, TOKEN_OFFSET, 0);
         return;
     }
     postcopy_async_sent(v);
 }
 
-/* The guest has taken a token, or what KVM sent it by itself */
+/* The guest has taken a token, of QEMU's or of KVM's */
 static bool async_pf_write_ack(X86CPU *cpu, uint32_t msr, uint64_t val)
 {
     CPUState *cs = CPU(cpu);
@@ -346,7 +344,7 @@ static bool async_pf_write_ack(X86CPU *cpu, uint32_t msr, uint64_t val)
     return true;
 }
 
-/* Whatever the guest writes, and KVM says: it forgets what it was told */
+/* Any write makes the guest's tokens invalid, whether or not KVM accepts it */
 static bool async_pf_write_en(X86CPU *cpu, uint32_t msr, uint64_t val)
 {
     CPUState *cs = CPU(cpu);

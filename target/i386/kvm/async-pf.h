@@ -23,8 +23,8 @@ void kvm_async_pf_reset(CPUState *cs);
 void kvm_async_pf_destroy(CPUState *cs);
 
 /*
- * In kvm.c: from the first call on, @handler is called for the guest's writes
- * to @msr.  Returns a negative errno if this kernel cannot.
+ * In kvm.c: call @handler for the guest's writes to @msr, from the first call
+ * on.  Returns a negative errno if this kernel cannot filter them.
  */
 int kvm_filter_msr_writes(uint32_t msr,
                           bool (*handler)(X86CPU *cpu, uint32_t msr,

@@ -39,7 +39,7 @@ bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
                           uint32_t guest_khz, uint32_t host_khz,
                           GuestTscScale *scale)
 {
-    /* Of the ratio: AMD's SVM, Intel's VMX */
+    /* Bits of the ratio's fraction: AMD's SVM, Intel's VMX */
     static const uint8_t frac_bits[] = { 32, 48 };
     uint64_t hosts[2] = { host_khz };
 
@@ -48,7 +48,7 @@ bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
         return true;
     }
     if (scaled > guest_khz) {
-        /* The nearest: the longer the host runs, the better is it known */
+        /* The nearest frequency, more exact the longer the host has run */
         hosts[1] = guest_tsc_mul_div(before + (after - before) / 2 +
                                      scaled / guest_khz / 2, guest_khz, scaled);
     }
@@ -74,7 +74,7 @@ uint32_t guest_pvclock_khz(const GuestPvclock *pv)
 {
     uint64_t per_ms = 1000000ULL << 32, mul = pv->tsc_to_system_mul, khz;
 
-    /* 1000000 has 20 bits */
+    /* 1000000 has 20 bits, so that no shift overflows */
     if (!mul || pv->tsc_shift < -12 || pv->tsc_shift > 31) {
         return 0;
     }

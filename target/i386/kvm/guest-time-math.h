@@ -2,7 +2,7 @@
  * Guest time: arithmetic on TSC values
  *
  * A vCPU's TSC is the host's TSC, scaled, plus an offset, modulo 2^64.
- * Nothing here has state or asks KVM.
+ * This code has no state, and does not call KVM.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -10,7 +10,7 @@
 #ifndef TARGET_I386_KVM_GUEST_TIME_MATH_H
 #define TARGET_I386_KVM_GUEST_TIME_MATH_H
 
-/* By @ratio / 2^@frac_bits; not scaled if @frac_bits is 0 */
+/* A TSC times @ratio / 2^@frac_bits; not scaled if @frac_bits is 0 */
 typedef struct GuestTscScale {
     uint64_t ratio;
     uint8_t frac_bits;
@@ -22,15 +22,15 @@ uint64_t guest_tsc_scaled(uint64_t host_tsc, GuestTscScale scale);
  * guest_tsc_find_scale: find out how KVM scales
  *
  * KVM reports neither its ratio nor, exactly, the frequency of the host's TSC
- * from which it has computed it; @host_khz is the most likely one, or 0.  KVM
- * has scaled a host TSC in @before ... @after to @scaled, for a guest with a
- * TSC of @guest_khz.  Returns false if no known way of scaling gives that.
+ * from which it has computed the ratio; @host_khz is the most likely one, or 0.
+ * KVM has scaled a host TSC in @before ... @after to @scaled, for a guest with
+ * a TSC of @guest_khz.  Returns false if no known way of scaling does that.
  */
 bool guest_tsc_find_scale(uint64_t before, uint64_t after, uint64_t scaled,
                           uint32_t guest_khz, uint32_t host_khz,
                           GuestTscScale *scale);
 
-/* What KVM tells a guest of its kvmclock, in the layout of that interface */
+/* The kvmclock in guest memory, as KVM writes it */
 typedef struct GuestPvclock {
     uint32_t version;       /* odd while it is being written */
     uint32_t pad;
@@ -45,13 +45,13 @@ typedef struct GuestPvclock {
 #define GUEST_PVCLOCK_TSC_STABLE    1   /* in flags */
 
 /*
- * The frequency of the TSC in it, in kHz; 0 if it cannot be one.  That of
- * KVM_GET_TSC_KHZ is some ppm off if the host's kernel has measured its TSC
- * again since KVM was loaded, or if KVM scales.
+ * The frequency of the TSC in @pv, in kHz; 0 if it is invalid.  KVM_GET_TSC_KHZ
+ * is some ppm off if the host's kernel has measured its TSC again since KVM was
+ * loaded, or if KVM scales.
  */
 uint32_t guest_pvclock_khz(const GuestPvclock *pv);
 
-/* The guest's kvmclock when its TSC is @tsc; @pv must have a frequency */
+/* The guest's kvmclock when its TSC is @tsc; @pv must have a valid frequency */
 uint64_t guest_pvclock_ns(const GuestPvclock *pv, uint64_t tsc);
 
 /*

@@ -1,11 +1,11 @@
 /*
- * Guest time: TSC and kvmclock of all vCPUs move by one instant
+ * Guest time: move TSC and kvmclock of all vCPUs by one instant
  *
  * The source reads the kvmclock, the host's TSC and the time of day at once,
  * and the offset of each vCPU's TSC.  The destination, or the source if the
- * migration has failed, sets the kvmclock, reads it back with the host's TSC at
+ * migration fails, sets the kvmclock, reads it back with the host's TSC at
  * once, and sets the offsets so that each TSC has advanced by as much as the
- * kvmclock has.
+ * kvmclock.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -27,13 +27,13 @@
 #define ONE_INSTANT \
     (KVM_CLOCK_TSC_STABLE | KVM_CLOCK_REALTIME | KVM_CLOCK_HOST_TSC)
 
-/* KVM has not written a guest's kvmclock that is so far from its own */
+/* A guest's kvmclock that is so far from KVM's was not written by KVM */
 #define FAR_NS      (60 * NANOSECONDS_PER_SECOND)
 
-/* Tolerance of the kvmclock, and how long to try for it: the guest waits */
+/* Tolerance of the kvmclock, and the time to reach it, while the guest waits */
 #define NEAR_NS     500
 #define TRY_NS      (2 * SCALE_MS)
-#define TRIES       10      /* at least */
+#define TRIES       10      /* even after TRY_NS */
 
 #define TSC_OFFSET_ATTR(offset) {                   \
     .group = KVM_VCPU_TSC_CTRL,                     \
@@ -43,8 +43,8 @@
 
 /*
  * vCPUs are stopped or paused, and this thread has the BQL.  So no vCPU thread
- * is in an ioctl, and this thread calls those of the vCPUs: to wake each vCPU
- * thread for each ioctl would take most of the time.
+ * is in an ioctl, and this thread calls the ioctls of vCPUs itself: waking each
+ * vCPU thread for each ioctl would take most of the time.
  */
 static bool guest_time_offset(CPUState *cs, int request, uint64_t *offset)
 {
@@ -53,7 +53,7 @@ static bool guest_time_offset(CPUState *cs, int request, uint64_t *offset)
     return kvm_vcpu_ioctl(cs, request, &attr) == 0;
 }
 
-/* Some hosts accept all offsets and ignore them: read the first one back */
+/* Some hosts accept any offset and ignore it: read the first vCPU's back */
 static bool guest_time_set_offset(CPUState *cs, uint64_t offset)
 {
     uint64_t is = offset;
@@ -71,7 +71,7 @@ typedef struct GuestTimeMsr {
     struct kvm_msr_entry msr;
 } GuestTimeMsr;
 
-/* KVM has computed the timers' expiry from the old TSCs: let it do so again */
+/* KVM has computed the expiry of timers from the old TSCs: set them again */
 static void guest_time_rearm_deadlines(void)
 {
     CPUState *cs;
@@ -85,12 +85,12 @@ static void guest_time_rearm_deadlines(void)
     }
 }
 
-/* The host's TSC as KVM scales it, between two readings of the host's */
+/* The host's TSC as KVM scales it, between two readings of the host's TSC */
 typedef struct GuestTimeReading {
     uint64_t before, scaled, after;
 } GuestTimeReading;
 
-/* Read the first vCPU's TSC several times; the quickest reading counts */
+/* Reads the first vCPU's TSC several times; returns the quickest reading */
 static bool guest_time_read_scaled(GuestTimeReading *best)
 {
     uint64_t offset, least = UINT64_MAX;
@@ -122,7 +122,7 @@ static bool guest_time_find_scale(uint32_t *guest_khz, GuestTscScale *scale,
     GuestTimeReading r;
 
     if (khz <= 0 || !guest_time_read_scaled(&r)) {
-        error_setg(errp, "KVM does not tell the TSC's frequency and offset");
+        error_setg(errp, "KVM does not report the TSC's frequency and offset");
         return false;
     }
     *guest_khz = khz;
@@ -137,9 +137,9 @@ static bool guest_time_find_scale(uint32_t *guest_khz, GuestTscScale *scale,
 }
 
 /*
- * If the guest uses the kvmclock, take its reading of it, and its frequency,
- * instead of KVM's.  KVM rounds frequencies for the guest, so what
- * KVM_GET_CLOCK returns is not quite what the guest reads.
+ * If the guest uses the kvmclock, take the time and the frequency that the
+ * guest reads, not KVM's.  KVM rounds frequencies for the guest, so that
+ * KVM_GET_CLOCK returns another time than the guest reads.
  */
 static void guest_time_see_as_guest(GuestTime *gt)
 {
@@ -153,7 +153,7 @@ static void guest_time_see_as_guest(GuestTime *gt)
         return;
     }
     cpu_physical_memory_read(msr & ~(uint64_t)KVM_MSR_ENABLED, &pv, sizeof(pv));
-    /* The guest can write there, too */
+    /* The guest can write to this memory, too */
     khz = guest_pvclock_khz(&pv);
     if (pv.version & 1 || !(pv.flags & GUEST_PVCLOCK_TSC_STABLE) ||
         ABS(khz - gt->clock_khz) > gt->clock_khz / 1000) {
@@ -193,14 +193,14 @@ static bool guest_time_take(GuestTimeState *s, Error **errp)
     CPU_FOREACH(cs) {
         v->apic_id = kvm_arch_vcpu_id(cs);
         if (!guest_time_offset(cs, KVM_GET_DEVICE_ATTR, &v++->tsc_offset)) {
-            error_setg(errp, "KVM does not tell the TSC's offset");
+            error_setg(errp, "KVM does not report the TSC's offset");
             return false;
         }
     }
     migration_inject_hold("guest-time-take");
     if (!guest_time_read_clock(&data)) {
-        error_setg(errp, "KVM does not tell kvmclock, host TSC and time of day "
-                   "at once");
+        error_setg(errp, "KVM does not report kvmclock, host TSC and time of "
+                   "day at once");
         return false;
     }
     s->then = guest_time_of_day(data.realtime);
@@ -215,7 +215,7 @@ static bool guest_time_take(GuestTimeState *s, Error **errp)
     return true;
 }
 
-/* A vCPU that the source does not have gets the first one's */
+/* A vCPU that the source does not have gets the offset of the first one */
 static GuestTimeVcpu *guest_time_find_vcpu(GuestTime *gt, CPUState *cs)
 {
     for (int i = 0; i < gt->vcpus; i++) {
@@ -228,8 +228,8 @@ static GuestTimeVcpu *guest_time_find_vcpu(GuestTime *gt, CPUState *cs)
 
 /*
  * Set offsets with which TSCs have advanced by @advance when the host's TSC,
- * scaled, is @scaled_now.  With @equal, all vCPUs get the first one's: KVM
- * reports a common instant only while offsets are equal.
+ * scaled, is @scaled_now.  With @equal, all vCPUs get the first one's offset:
+ * KVM reports a common instant only while offsets are equal.
  */
 static bool guest_time_set_offsets(GuestTime *gt, uint64_t advance,
                                    uint64_t scaled_now, bool equal,
@@ -237,14 +237,14 @@ static bool guest_time_set_offsets(GuestTime *gt, uint64_t advance,
 {
     CPUState *cs;
 
-    /* The first vCPU is last: hot-plugged ones get the offset set last */
+    /* The first vCPU last: KVM gives hot-plugged ones the offset set last */
     QTAILQ_FOREACH_REVERSE(cs, &cpus_queue, node) {
         GuestTimeVcpu *v = guest_time_find_vcpu(gt, equal ? first_cpu : cs);
         uint64_t offset = guest_tsc_offset(gt->scaled_tsc, v->tsc_offset,
                                            advance, scaled_now);
 
         if (cs == first_cpu) {
-            /* Before the last one, as if they were plugged again by now */
+            /* Parked vCPUs before it, as if they were hot-plugged by now */
             struct kvm_device_attr attr = TSC_OFFSET_ATTR(&offset);
 
             kvm_set_attr_of_parked_vcpus(kvm_state, &attr);
@@ -258,10 +258,10 @@ static bool guest_time_set_offsets(GuestTime *gt, uint64_t advance,
 }
 
 /*
- * Let the kvmclock be @clock_ns at the instant @at, and count from there.  KVM
- * adds the time of day that has passed since @at, but reads it somewhat later
- * than the clock that it sets.  So read the clock back and correct it.  Returns
- * a later instant, with the kvmclock as it is, in @at.
+ * Set the kvmclock to @clock_ns as of the instant @at.  KVM adds the time of
+ * day that has passed since @at, but reads it somewhat later than the clock
+ * that it sets.  So read the clock back and correct it.  Returns in @at a later
+ * instant with the kvmclock that KVM reports.
  */
 static bool guest_time_set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
 {
@@ -294,7 +294,7 @@ static bool guest_time_set_clock(uint64_t clock_ns, struct kvm_clock_data *at)
     return true;
 }
 
-/* Sets the kvmclock, which lets KVM tell a common instant if the TSCs agree */
+/* Sets the kvmclock, so that KVM reports a common instant if the TSCs agree */
 static bool guest_time_begin_clock(uint64_t clock_ns,
                                    struct kvm_clock_data *at)
 {
@@ -318,7 +318,7 @@ static bool guest_time_restore(GuestTimeState *s, Error **errp)
         error_setg(errp, "the guest's TSC has another frequency here");
         return false;
     }
-    /* Mostly they do: KVM takes TSCs that were loaded close together for equal */
+    /* Mostly equal: KVM treats TSCs that were loaded close together as equal */
     if (!guest_time_begin_clock(gt->clock_ns, &data)) {
         if (!guest_time_set_offsets(gt, 0,
                                     guest_tsc_scaled(cpu_get_host_ticks(),
@@ -326,8 +326,8 @@ static bool guest_time_restore(GuestTimeState *s, Error **errp)
             return false;
         }
         if (!guest_time_begin_clock(gt->clock_ns, &data)) {
-            error_setg(errp, "KVM does not tell kvmclock, host TSC and time of "
-                       "day at once");
+            error_setg(errp, "KVM does not report kvmclock, host TSC and time "
+                       "of day at once");
             return false;
         }
     }
@@ -356,7 +356,7 @@ static bool guest_time_restore(GuestTimeState *s, Error **errp)
 
 /*
  * There is no instant, but the stream had TSCs, which have run on since they
- * were loaded.  Shift all of them by what brings the first one back.
+ * were loaded.  Shift all offsets by the value that restores the first TSC.
  */
 static bool guest_time_shift_offsets(uint64_t scaled_now)
 {
@@ -377,9 +377,9 @@ static bool guest_time_shift_offsets(uint64_t scaled_now)
 }
 
 /*
- * The TSCs go on from where they were at the stop, and so does the kvmclock,
- * which the device sets somewhat later.  This needs only TSC offsets of all
- * that guest_time_restore() needs.
+ * Restores the TSCs, as of the stop, and so does the device with the kvmclock,
+ * somewhat later.  This needs TSC offsets, but not the rest of what
+ * guest_time_restore() needs.
  */
 static const char *guest_time_fall_back(GuestTimeState *s)
 {
@@ -416,7 +416,7 @@ static bool guest_time_read_now(GuestTimeNow *now)
         }
     }
     if (!scale.frac_bits) {
-        /* KVM does not scale for a difference that it tolerates */
+        /* KVM does not scale by a ratio within its tolerance */
         int host = kvm_vm_ioctl(kvm_state, KVM_GET_TSC_KHZ);
 
         khz = host > 0 ? host : khz;
@@ -442,7 +442,7 @@ bool guest_time_stop(GuestTime *gt, RunState state, uint64_t *clock_ns)
     if (!guest_time_state_stop(&gt->state, &guest_time_ops, state)) {
         return false;
     }
-    /* A destination that can only restore values gets those of the instant */
+    /* For a destination that only restores values: those of the instant */
     v = gt->vcpu;
     CPU_FOREACH(cs) {
         cpu_env(cs)->tsc = gt->scaled_tsc + v++->tsc_offset;

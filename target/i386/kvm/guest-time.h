@@ -1,5 +1,5 @@
 /*
- * Guest time: TSC and kvmclock of all vCPUs move by one instant
+ * Guest time: move TSC and kvmclock of all vCPUs by one instant
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -17,15 +17,15 @@ typedef struct GuestTimeVcpu {
 
 /*
  * The instant at which the guest was stopped.  Part of the kvmclock device;
- * used with the BQL only.
+ * protected by the BQL.
  */
 typedef struct GuestTime {
     GuestTimeState state;
     uint64_t clock_ns;      /* the kvmclock, which the device migrates */
     uint64_t host_tsc;
     uint64_t scaled_tsc;    /* the TSC of a vCPU with an offset of 0 */
-    uint32_t tsc_khz;       /* of the guest */
-    uint32_t clock_khz;     /* the same, by the guest's kvmclock */
+    uint32_t tsc_khz;       /* of the guest's TSC */
+    uint32_t clock_khz;     /* the TSC's, by the guest's kvmclock */
     int32_t vcpus;
     GuestTimeVcpu *vcpu;
 } GuestTime;
@@ -34,21 +34,21 @@ extern const VMStateDescription vmstate_guest_time;
 
 /*
  * The VM has stopped, and its state is now @state.  For a live migration, takes
- * the instant.  If the destination will be told, stores the kvmclock in
- * @clock_ns and the TSC in each vCPU's env.  Returns false if kvmclock and TSCs
- * are left to the caller.
+ * the instant.  If the destination will get it, stores the kvmclock in
+ * @clock_ns and the TSC in each vCPU's env.  Returns false if the caller is to
+ * save kvmclock and TSCs.
  */
 bool guest_time_stop(GuestTime *gt, RunState state, uint64_t *clock_ns);
 
 /*
  * The VM is about to run, with a kvmclock that was @clock_ns when it stopped.
- * If there is an instant, sets all TSCs and the kvmclock: after a migration, or
- * on the source after one that has failed.  Returns false if the kvmclock is
- * left to the caller.
+ * After a migration, or on the source after a failed one, there is an instant:
+ * sets all TSCs and the kvmclock.  Returns false if the caller is to set the
+ * kvmclock.
  */
 bool guest_time_start(GuestTime *gt, uint64_t clock_ns);
 
-/* Another state is about to be loaded, or the guest begins anew */
+/* QEMU is about to load another state, or to reset the guest */
 void guest_time_forget(GuestTime *gt);
 
 #endif

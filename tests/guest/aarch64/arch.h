@@ -4,9 +4,9 @@
 
 #include <stdint.h>
 
-#define SIDE_SOURCE 's'     /* of side(); any other value: the destination */
+#define SIDE_SOURCE 's'     /* of side(); other values: the destination */
 
-/* What never changes, for the check of memory; not what lies at address 0 */
+/* Constant memory, for the check; without page 0 */
 #define CONSTANT_REGIONS \
     { "rom", (void *)0x1000, (void *)ROM_SIZE },
 
@@ -50,7 +50,7 @@ static inline _Noreturn void halt(void)
     }
 }
 
-/* machine.c: called at an interrupt of a timer, if it is set */
+/* machine.c calls this function, if it is set, at an interrupt of a timer */
 #define VIRTUAL_TIMER   27
 #define PHYSICAL_TIMER  30
 extern void (*timer_expired)(uint32_t cpu, uint32_t interrupt);

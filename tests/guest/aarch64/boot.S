@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* From the ROM, with MMU and caches on and x0 = the processor's number, to C. */
+/* Entered from the ROM, with MMU and caches on; x0: the processor's number. */
 #include "layout.h"
 
         .section .entry, "ax"

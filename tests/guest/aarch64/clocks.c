@@ -3,11 +3,11 @@
 #include "clock.h"
 #include "touch.h"
 
-#define ENABLE  1               /* in CNTx_CTL */
+#define ENABLE  1               /* bit of CNTx_CTL */
 
 volatile uint32_t fired[MAX_CPUS][CLOCKS];
 
-/* Of this processor's timers; written by its interrupts, at[] before fired[] */
+/* The timers of this processor. Interrupts write them, at[] before fired[]. */
 static struct timer {
     uint64_t deadline;
     struct reading at;
@@ -19,7 +19,7 @@ void start_clocks(uint32_t cpu)
     (void)cpu;
 }
 
-/* The virtual counter first: with the same offset it is never ahead. */
+/* Reads the virtual counter first: with the same offset it is never ahead. */
 struct reading read_clocks(uint32_t cpu)
 {
     struct reading r;

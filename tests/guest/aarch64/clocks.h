@@ -7,7 +7,7 @@
 #define CLOCK_0     "virtual"   /* CNTVCT */
 #define CLOCK_1     "physical"  /* CNTPCT */
 
-/* Of each processor, by clock: interrupts of the timer so far */
+/* By processor and clock: interrupts of the timer so far */
 extern volatile uint32_t fired[MAX_CPUS][CLOCKS];
 
 #define CLOCK_FORMAT "\"fired_virtual\": %u, \"fired_physical\": %u"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A guest that reads its counters, each so often in a row, and reports how long
- * a reading took: by the counter itself, from one reading to the next.
+ * A guest that reads each of its counters READINGS times in a row, and reports
+ * how long a reading took, by the difference to the next one.
  */
 #include "touch.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Of QEMU's machine virt: its processors, GICv3, PL011 and fw_cfg. */
+/* QEMU's machine virt: processors, GICv3, PL011 and fw_cfg. */
 #include "touch.h"
 
 #define PSCI_OFF        0x84000008
@@ -8,7 +8,7 @@
 
 #define GICD_CTLR       0x0
 #define GICD_ENABLE     0x12            /* affinity routing, group 1 */
-#define GICR_SIZE       0x20000         /* of one processor */
+#define GICR_SIZE       0x20000         /* registers of one processor */
 #define GICR_WAKER      0x14
 #define WAKER_SLEEP     0x2
 #define WAKER_ASLEEP    0x4
@@ -24,7 +24,7 @@
 
 #define UART_DR         0x0
 #define UART_CR         0x30
-#define UART_ON         0x101           /* the transmitter alone */
+#define UART_ON         0x101           /* only the transmitter */
 
 #define FW_CFG_DATA     0x0
 #define FW_CFG_SELECT   0x8
@@ -32,7 +32,7 @@
 void (*timer_expired)(uint32_t cpu, uint32_t interrupt);
 
 /*
- * KVM wants accesses to devices to be plain instructions: not those with which
+ * Accesses to devices must be plain instructions for KVM, not those with which
  * a compiler advances a pointer.
  */
 static uint32_t read32(uintptr_t address)
@@ -81,7 +81,7 @@ _Noreturn void exception(void)
     die("exception in the guest");
 }
 
-/* From boot.S */
+/* boot.S calls this. */
 void interrupt(void)
 {
     uint32_t number = read_sysreg(ICC_IAR1);
@@ -89,7 +89,7 @@ void interrupt(void)
     if (timer_expired && (number == VIRTUAL_TIMER || number == PHYSICAL_TIMER)) {
         timer_expired(this_cpu(), number);
     }
-    if (number < 1020) {                /* one of them, and not none */
+    if (number < 1020) {                /* not spurious */
         write_sysreg(ICC_EOIR1, number);
         isb();
     }
@@ -129,7 +129,7 @@ void wake_others(void)
     isb();
 }
 
-/* The wait ends with an interrupt that is pending, too. */
+/* A pending interrupt ends the wait, too. */
 void wait_for_wake(void)
 {
     asm volatile("dsb ish; wfi" : : : "memory");
@@ -152,7 +152,7 @@ static int64_t psci(uint32_t function, uint64_t a, uint64_t b, uint64_t c)
 void start_cpus(void)
 {
     for (uint32_t cpu = 1; cpu < par.cpus; cpu++) {
-        /* At 0, in the ROM */
+        /* The entry point is in the ROM, at address 0 */
         if (psci(PSCI_CPU_ON, affinity(cpu), 0, cpu)) {
             die("PSCI refuses to turn on a processor");
         }
@@ -171,7 +171,7 @@ uint64_t measure_khz(void)
     return read_sysreg(cntfrq_el0) / 1000;
 }
 
-/* Nothing that a guest of this machine does makes KVM forget mappings of RAM. */
+/* A guest of this machine cannot make KVM forget mappings of RAM. */
 void drop_mappings(void)
 {
 }
@@ -182,12 +182,12 @@ void smi_increment(volatile uint64_t *word)
     die("this processor has no SMM");
 }
 
-/* What QEMU was given for this; while one processor asks, others get the last answer. */
+/* Reads QEMU's file for it; another processor meanwhile gets the last value. */
 uint8_t side(void)
 {
     static uint16_t key;
     static uint8_t last = SIDE_SOURCE;
-    static bool busy;       /* protects key, and the device's state */
+    static bool busy;       /* protects @key, and the device's state */
 
     if (!__atomic_exchange_n(&busy, true, __ATOMIC_ACQUIRE)) {
         uint32_t size;

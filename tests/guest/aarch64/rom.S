@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * The 64 KiB image given to QEMU with -bios. All processors start here, the
- * boot processor with x0 = 0. It turns on MMU and caches with tables in the
- * ROM, so that nothing is ever written to memory past the caches, copies the
- * payload to RAM and jumps to it; the others jump only.
+ * boot processor with x0 = 0. The ROM turns on MMU and caches, with page tables
+ * in the ROM, so that no write to memory bypasses the caches. The boot
+ * processor copies the payload to RAM and jumps to it; the others only jump.
  */
 #include "layout.h"
 
@@ -49,6 +49,6 @@
 #include "tables.S"
 
         .section .reset, "a"
-        .zero   16                      /* the image's end: nothing begins here */
+        .zero   16                      /* end of the image: no copy begins */
 
         .section .note.GNU-stack, "", @progbits

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A guest that calls all of SDEI, and checks what comes of it: first what calls
- * return and when handlers run; then what has become of events that ran, were
- * pending, masked or disabled when the guest was moved to another QEMU.
+ * A guest that makes all calls of SDEI, and checks results and handlers. Then
+ * it checks events that ran, were pending, masked or disabled when the guest
+ * moved to another QEMU.
  *
- * Builds of QEMU for tests have events beside the software event.
+ * Builds of QEMU for tests have more events than the software event.
  */
 #include "touch.h"
 
@@ -29,7 +29,7 @@
 #define PRIVATE_RESET       FN(0x11)
 #define SHARED_RESET        FN(0x12)
 
-/* Calls of async page faults, and what they return */
+/* Calls of async page faults, and their results */
 #define APF(n)              (0xc6005100 + (n))
 #define APF_ENABLE          APF(0)
 #define APF_DISABLE         APF(1)
@@ -50,33 +50,33 @@
 #define PENDING             (-5)
 #define OUT_OF_RESOURCE     (-10)
 
-#define REGISTERED          1       /* of STATUS */
+#define REGISTERED          1       /* bits of the result of STATUS */
 #define ENABLED             2
 #define RUNNING             4
 
 enum { TYPE, SIGNALED, PRIORITY, ROUTING_MODE, ROUTING_AFFINITY };
 
 #define UNKNOWN             0x40400fff
-#define MASKED              0x3c0   /* DAIF */
+#define MASKED              0x3c0   /* all bits of DAIF */
 #define EL1H                5
 #define GPRS                18
 #define FLAGS               0xa0000000
 #define PATTERN             0x5de10000
 #define CPUS                5
 
-/* The events: that of software, and those of builds for tests */
+/* The software event, and the events of builds for tests */
 enum { NORMAL, CRITICAL, COMMON, URGENT, EVENTS };
 static const uint32_t number[EVENTS] = { 0, 0x40400100, 0x40400101, 0x40400102 };
 static bool test_events, async_pf;
 
-/* What an event's handler is given; of private events each processor has one */
+/* The argument of an event's handler; a private event has one per processor */
 struct handler {
     int event;
     void (*volatile action)(struct handler *h);
-    volatile uint64_t resume;       /* 0: go on with what was interrupted */
+    volatile uint64_t resume;       /* 0: return to the interrupted code */
     volatile uint32_t count;
-    volatile uint32_t cpu;          /* that ran it last */
-    volatile uint64_t pc, pstate;   /* interrupted */
+    volatile uint32_t cpu;          /* the processor that ran it last */
+    volatile uint64_t pc, pstate;   /* of the interrupted code */
 };
 static struct handler handlers[CPUS][EVENTS];
 static uint64_t affinity[CPUS];
@@ -120,13 +120,13 @@ static int64_t call(uint32_t function, uint64_t a, uint64_t b, uint64_t c,
     return x0;
 }
 
-/* With up to three parameters */
+/* A call with up to three parameters */
 #define sdei(function, ...) sdei_(function, ##__VA_ARGS__, 0, 0, 0)
 #define sdei_(function, a, b, c, ...) call(function, a, b, c, 0, 0)
 
 static uint32_t this_cpu(void)
 {
-    return read_sysreg(mpidr_el1) & 0xff;   /* no more than a cluster */
+    return read_sysreg(mpidr_el1) & 0xff;   /* one cluster at most */
 }
 
 static int64_t status(int event)
@@ -167,7 +167,7 @@ static struct handler *ready(int event, void (*action)(struct handler *h))
     return h;
 }
 
-/* To this processor; a handler that can run has done so at the return */
+/* Signals this processor; if its handler can run, it runs before the return */
 static int64_t signal_self(int event)
 {
     return sdei(SIGNAL, number[event], affinity[this_cpu()]);
@@ -189,7 +189,7 @@ uint64_t sdei_handler(uint64_t event, struct handler *h, uint64_t pc,
     return h->resume;
 }
 
-/* What other processors are to do */
+/* Tasks of other processors */
 
 typedef void task(uint32_t cpu);
 static task *tasks[CPUS];
@@ -237,7 +237,7 @@ static void check_registers(const uint64_t *out, uint64_t x0, uint64_t x1,
     check(out[GPRS], FLAGS);
 }
 
-/* The state after a reset, on each processor */
+/* Checks the state after a reset, on each processor */
 static void first_state(uint32_t cpu)
 {
     (void)cpu;
@@ -293,7 +293,7 @@ static void errors(void)
     check(sdei(SHARED_RESET), SUCCESS);
 }
 
-/* Of async page faults, where QEMU has them; no page is missing here */
+/* Calls of async page faults, where QEMU has them; no page is missing here */
 static void async_page_faults(void)
 {
     static uint8_t block[64] __attribute__((aligned(64)));
@@ -329,7 +329,7 @@ static void states(void)
 {
     struct handler *h;
 
-    /* Nobody has registered it: it is lost */
+    /* The event is not registered: it is lost */
     check(sdei(PE_UNMASK), SUCCESS);
     check(signal_self(NORMAL), SUCCESS);
     h = ready(NORMAL, NULL);
@@ -402,7 +402,7 @@ static void in_handlers(void)
     check(status(NORMAL), 0);
 }
 
-/* Registers, of the interrupted code and as a handler sees them */
+/* Registers of the interrupted code, also as a handler sees them */
 
 static volatile uint32_t go_on;
 
@@ -443,7 +443,7 @@ static void registers(void)
     check(sdei(UNREGISTER, 0), SUCCESS);
 }
 
-/* To another processor */
+/* Events of other processors */
 
 static void go_on_from_loop(struct handler *h)
 {
@@ -505,7 +505,7 @@ static void to_others(void)
     }
 }
 
-/* A processor that is off is left alone, and takes what is pending when it is on */
+/* A processor that is off gets no event; it gets pending ones when it is on */
 
 static void turn_off(uint32_t cpu)
 {
@@ -528,7 +528,7 @@ static void look_and_forget(uint32_t cpu)
     }
 }
 
-/* As after a reset */
+/* Checks the state, which is that after a reset */
 static void was_off(uint32_t cpu)
 {
     check(status(NORMAL), 0);
@@ -541,7 +541,7 @@ static void signal_while_off(void)
     uint32_t cpu = CPUS - 1;
     uint64_t ms = 25, start;
 
-    /* A busy host gives the event to the processor when it is on again */
+    /* On a busy host, the processor may get the event when it is on again */
     do {
         ms *= 2;
         on(cpu, turn_off);
@@ -562,7 +562,7 @@ static void signal_while_off(void)
     on(cpu, was_off);
 }
 
-/* Of several events; only in builds for tests */
+/* Several events; only in builds for tests */
 
 static char order[16];
 static volatile uint32_t ordered;
@@ -632,7 +632,7 @@ static void nesting(void)
     check(signal_self(NORMAL), SUCCESS);
     check_order("ncCuNnN");
 
-    /* Both pending: the critical one first */
+    /* Both are pending: the critical one runs first */
     handlers[this_cpu()][CRITICAL].action = NULL;
     handlers[0][URGENT].count = 0;
     check(sdei(PE_MASK), 1);
@@ -683,7 +683,7 @@ static void shared(void)
     check(info(COMMON, ROUTING_AFFINITY), INVALID_PARAMETERS);
     check(sdei(ROUTING_SET, number[COMMON], 1, affinity[2]), DENIED);
 
-    /* To any processor that is not masked: the others are */
+    /* The event goes to any unmasked processor: the others are masked */
     check(signal_self(COMMON), SUCCESS);
     check(h->count, 1);
     check(h->cpu, 0);
@@ -697,7 +697,7 @@ static void shared(void)
     check(h->cpu, 2);
     check(sdei(PE_UNMASK), SUCCESS);
 
-    /* To one */
+    /* The event goes to one processor */
     check(sdei(DISABLE, number[COMMON]), SUCCESS);
     check(sdei(ROUTING_SET, number[COMMON], 2, 0), INVALID_PARAMETERS);
     check(sdei(ROUTING_SET, number[COMMON], 1, 0xffff), INVALID_PARAMETERS);
@@ -729,7 +729,7 @@ static void shared(void)
     on(2, mask);
 }
 
-/* While the guest is moved */
+/* Events while the guest moves */
 
 static volatile uint32_t held, moved;
 
@@ -749,7 +749,7 @@ static void hold_critical(struct handler *h)
     check(h->count, 1);
 }
 
-/* It comes once more while it runs */
+/* Signals its own event once more while it runs */
 static void hold_normal(struct handler *h)
 {
     if (h->count == 1) {
@@ -817,7 +817,7 @@ static void move_disabled(uint32_t cpu)
     check(h->count, 1);
 }
 
-/* It is signalled by processor 0 without end */
+/* Processor 0 signals this one until the guest has moved */
 static void move_signalled(uint32_t cpu)
 {
     uint64_t out[GPRS + 1];
@@ -851,7 +851,7 @@ static void move(void)
           "\"test_events\": %u, \"async_pf\": %u}\n",
           (uint64_t)checks, (uint64_t)failed, (uint64_t)test_events,
           (uint64_t)async_pf);
-    /* None is lost, and none comes twice */
+    /* No event is lost, and none is delivered twice */
     do {
         uint32_t count = to->count;
 
@@ -870,7 +870,7 @@ static void move(void)
     check(signal_self(NORMAL), SUCCESS);
     check(h->count, 1);
 
-    /* One more for each, from here */
+    /* Each processor gets one more event on the destination */
     for (uint32_t cpu = 0; cpu < CPUS; cpu++) {
         go_on = 0;
         handlers[cpu][NORMAL].action = wake_up;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* What is called and what is interrupted, in terms of registers. */
+/* Code that calls SDEI, or is interrupted, with known values in registers. */
 #define COMPLETE            0xc4000025
 #define COMPLETE_AND_RESUME 0xc4000026
-#define FLAGS               0xa0000000      /* N and C */
+#define FLAGS               0xa0000000      /* flags N and C */
 #define PATTERN             0x5de10000
 
         .text
 
-/* The handler of all events; x0 to x3 as SDEI gives them to sdei_handler() */
+/* The handler of all events; passes x0 to x3 of SDEI on to sdei_handler() */
         .globl  sdei_entry
 sdei_entry:
         stp     x29, x30, [sp, #-32]!
@@ -20,11 +20,11 @@ sdei_entry:
         cbz     x1, 1f
         ldr     x0, =COMPLETE_AND_RESUME
 1:      hvc     #0
-        b       exception               /* it has returned */
+        b       exception               /* the call has returned */
 
 /*
- * As an exception vector: report the registers of an exception in resumed[],
- * and go on with what was interrupted.
+ * As an exception vector: store the registers of an exception in resumed[], and
+ * return to the interrupted code.
  */
         .globl  sdei_resume
 sdei_resume:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * Page tables of 4 KiB granule: 512 GiB identity mapped, the first GiB as flash
- * (2 MiB blocks up to GICD) and devices, the others as memory.
+ * Page tables of 4 KiB granule: 512 GiB identity mapped. The first GiB is flash
+ * (2 MiB blocks up to GICD) and devices, the rest is memory.
  */
 #define MEMORY  0x701               /* block, inner shareable, accessed, MAIR 0 */
 #define DEVICE  0x60000000000405    /* block, accessed, MAIR 1, not to execute */

@@ -5,14 +5,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SIDE_SOURCE 0xe9    /* of side(); any other value: the destination */
+#define SIDE_SOURCE 0xe9    /* of side(); other values: the destination */
 
-/* What never changes, for the check of memory */
+/* Constant memory, for the check */
 #define CONSTANT_REGIONS \
     { "rom", (void *)0xffff0000, (void *)0x100000000 }, \
     { "rom below 1 MiB", (void *)0xf0000, (void *)0x100000 },
 
-/* machine.c: of all processors; user: a task in ring 3 may call it by "int" */
+/* machine.c: for all processors; user: a task in ring 3 may call it by "int" */
 void set_handler(uint8_t vector, const void *handler, bool user);
 void end_of_interrupt(void);
 void interrupt_others(uint8_t vector);

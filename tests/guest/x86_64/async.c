@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A guest that takes async page faults, and counts what it is told. Of `mem`
- * MiB from 16 MiB on, which it writes until it has moved, TASKS tasks in ring 3
- * then touch each page once; who misses one sleeps until that has come, and if
- * all do, another task counts. `async` (async.h) chooses other ways to miss them.
- * A second processor, if there is one, interrupts the first all the time, and
- * measures how long it takes to answer.
+ * A guest that takes async page faults, and counts the tokens. It writes `mem`
+ * MiB from 16 MiB on until it has moved. Then TASKS tasks in ring 3 touch each
+ * page once; a task that misses a page sleeps until it is placed, and if all
+ * sleep, another task counts. `async` (async.h) chooses other ways to miss
+ * pages. A second processor, if there is one, interrupts the first all the
+ * time, and measures how long it takes to answer.
  */
 #include "async.h"
 #include "touch.h"
 
 #define MEMORY          0x1000000ull
 #define TASKS           8
-#define ANEW_AT         4               /* waiting tasks */
+#define ANEW_AT         4               /* this many waiting tasks */
 #define HPET            0xfed00000
 #define PROTECTION      13
 #define PAGE_FAULT      14
 #define DONE_VECTOR     0x41
 #define ANSWER_VECTOR   0x42
-#define PERIOD_MS       200             /* of reports of answers */
+#define PERIOD_MS       200             /* between reports of answers */
 #define USER_DATA       (24 | 3)
 #define USER_CODE       (32 | 3)
 #define TSS             40
@@ -34,7 +34,7 @@ static struct task {
     uint32_t token;
     struct frame frame;
     uint8_t stack[1024] __attribute__((aligned(16)));
-} tasks[TASKS + 1], *current;           /* the last one counts */
+} tasks[TASKS + 1], *current;           /* the last task counts */
 
 static struct { struct async_data data; } __attribute__((aligned(4096))) blocks[2];
 static struct async_data *data;
@@ -45,7 +45,7 @@ static volatile uint64_t counter;
 static uint64_t n, khz;
 static uint32_t done;
 
-/* As boot.S has them, and those of ring 3 */
+/* The segments of boot.S, and those of ring 3 */
 static uint64_t gdt[7] = {
     0, 0x00af9b000000ffff, 0x00cf93000000ffff, 0x00cff3000000ffff,
     0x00affb000000ffff,
@@ -92,7 +92,7 @@ asm("protection_entry: push $13\n"
     "resume: mov %rdi, %rsp\n"
     "    jmp 2b\n");
 
-/* In ring 3 */
+/* Runs in ring 3 */
 static void faulter(uint64_t task)
 {
     for (uint64_t i = task; i < n; i += TASKS) {
@@ -129,7 +129,7 @@ static _Noreturn void finish(void)
     halt();
 }
 
-/* Another task goes on where @f returns to */
+/* Another task runs when @f returns */
 static void schedule(struct frame *f)
 {
     struct task *next = tasks;
@@ -164,7 +164,7 @@ static void missing(struct frame *f, uint32_t token)
     data->flags = 0;
     counts.announced++;
     if (!(f->cs & 3)) {
-        die("it is told in ring 0");
+        die("a token was delivered in ring 0");
     }
     current->frame = *f;
     current->state = WAITING;
@@ -177,7 +177,7 @@ static void missing(struct frame *f, uint32_t token)
         if (par.async & ASYNC_REFUSED) {
             wrmsr(MSR_ASYNC_PF_EN, HPET | EN_ENABLED | EN_BY_INTERRUPT);
         } else {
-            /* As one kernel does for the next */
+            /* As when one kernel starts another */
             wrmsr(MSR_ASYNC_PF_EN, 0);
             data = &blocks[1].data;
             async_enable(data);
@@ -242,7 +242,7 @@ void trap(struct frame *f)
     }
 }
 
-/* Ring 3 for tasks: segments, a stack for what interrupts them, all memory */
+/* Ring 3 for tasks: segments, a stack for interrupts, access to all memory */
 static void set_up_tasks(void)
 {
     struct { uint16_t limit; uint64_t base; } __attribute__((packed)) ptr = {
@@ -281,7 +281,7 @@ static void set_up_tasks(void)
     }
 }
 
-/* The first processor answers until it has touched all pages */
+/* The first processor answers until all pages have been touched */
 static void ask(void)
 {
     uint64_t asked = 0, most = 0, period = ticks();
@@ -342,7 +342,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     for (uint64_t i = 0; side() == SIDE_SOURCE; i++) {
         if (cpu == 0) {
             page(i % (n + 1))[1] = 0;
-            data->reserved[0]++;        /* so that it is missing, too, at first */
+            data->reserved[0]++;        /* so that the block is missing, too */
         }
     }
     barrier();

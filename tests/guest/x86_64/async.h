@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* KVM's async page faults, as Linux's Documentation/virt/kvm/x86/msr.rst has them. */
+/* KVM's async page faults, see Linux's Documentation/virt/kvm/x86/msr.rst. */
 #ifndef ASYNC_H
 #define ASYNC_H
 
@@ -7,11 +7,11 @@
 #include "arch.h"
 
 /* Parameter `async` */
-#define ASYNC_KERNEL        1   /* the kernel misses pages, not its tasks */
-#define ASYNC_ANEW          2   /* enable them anew, elsewhere, while tasks wait */
+#define ASYNC_KERNEL        1   /* the kernel misses pages, its tasks do not */
+#define ASYNC_ANEW          2   /* move the data block while tasks wait */
 #define ASYNC_SMM           4   /* an SMI handler misses a page, too */
-#define ASYNC_NESTED        8   /* nested.c: they are on while the nested guest misses one */
-#define ASYNC_REFUSED       16  /* enable them anew, at a device, while tasks wait */
+#define ASYNC_NESTED        8   /* nested.c: on while the nested guest faults */
+#define ASYNC_REFUSED       16  /* move it to a device while tasks wait */
 
 #define MSR_ASYNC_PF_EN     0x4b564d02
 #define MSR_ASYNC_PF_INT    0x4b564d06

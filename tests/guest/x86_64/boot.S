@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * From 32-bit protected mode (boot processor) or real mode (application
- * processors) to C in long mode, and the SMI handler.
+ * Leads from 32-bit protected mode (boot processor) or real mode (application
+ * processors) to C in long mode; the SMI handler.
  */
 #include "layout.h"
 
@@ -41,7 +41,7 @@ start:
         movl    $(smi_end - smi_start), %ecx
         rep movsb
 
-/* Every processor comes here in 32-bit protected mode. */
+/* Every processor gets here in 32-bit protected mode. */
 enter_long:
         movl    %cr4, %eax
         orl     $0x20, %eax             /* PAE */
@@ -64,7 +64,7 @@ enter_long:
         movl    %eax, %ds
         movl    %eax, %es
         movl    %eax, %ss
-        movl    $1, %edi                /* first come, first numbered: */
+        movl    $1, %edi                /* numbers in order of arrival: */
         lock xaddl %edi, cpus_started   /* the boot processor is 0 */
         cmpl    $MAX_CPUS, %edi
         jae     2f
@@ -87,7 +87,7 @@ wake_interrupt:
         popq    %rax
         iretq
 
-/* Copied to AP_ADDR; runs in real mode with CS = AP_ADDR / 16. */
+/* A copy at AP_ADDR runs in real mode with CS = AP_ADDR / 16. */
         .code16
 ap_start:
         cli
@@ -110,7 +110,7 @@ ap_start32:
         jmp     enter_long
 
 /*
- * Copied to SMI_ADDR. Adds one to the word at smi_target, then clears
+ * A copy at SMI_ADDR adds one to the word at smi_target, then clears
  * smi_target. Segments have base 0 and no limit here.
  */
         .code16

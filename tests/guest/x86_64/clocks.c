@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* TSC and kvmclock, and a timer of the local APIC that hangs on the TSC. */
+/* TSC and kvmclock, and a timer of the local APIC that follows the TSC. */
 #include "clock.h"
 #include "touch.h"
 
@@ -14,7 +14,7 @@
 
 struct pvclock pv_pages[MAX_CPUS];
 
-/* What QEMU writes; the layout is the guest's interface. */
+/* Written by QEMU; the layout is the guest's interface. */
 struct vmclock {
     uint32_t magic, size;
     uint16_t version;
@@ -30,7 +30,7 @@ struct vmclock {
     uint64_t time_esterror_nanosec, time_maxerror_nanosec;
 };
 
-/* Of processor 0's timer, for processor 0 alone */
+/* The timer of processor 0, which only processor 0 uses */
 static uint64_t deadline, tsc_khz;
 
 void start_clocks(uint32_t cpu)
@@ -81,7 +81,7 @@ void start_timers(uint32_t cpu, uint64_t khz)
     wrmsr(MSR_TSC_DEADLINE, deadline);
 }
 
-/* What time it is by the device, when the TSC is @tsc: as its interface says. */
+/* The device's time of day when the TSC is @tsc, by its specification. */
 static uint64_t vmclock_ns(const struct vmclock *clk, uint64_t tsc)
 {
     unsigned __int128 passed = (unsigned __int128)(tsc - clk->counter_value)

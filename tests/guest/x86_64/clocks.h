@@ -7,7 +7,7 @@
 #define CLOCK_0     "tsc"
 #define CLOCK_1     "clock"     /* the kvmclock */
 
-/* What KVM writes; the layout is the guest's interface. */
+/* Written by KVM; the layout is the guest's interface. */
 struct pvclock {
     volatile uint32_t version;
     uint32_t pad;
@@ -21,7 +21,7 @@ struct pvclock {
 
 extern struct pvclock pv_pages[MAX_CPUS];
 
-/* What KVM tells of the kvmclock */
+/* KVM's parameters of the kvmclock */
 #define CLOCK_FORMAT "\"pv_tsc\": %u, \"pv_time\": %u, \"pv_mul\": %u, " \
                      "\"pv_shift\": %u, \"pv_flags\": %u"
 #define CLOCK_VALUES(cpu) \

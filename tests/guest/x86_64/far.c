@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A guest of which memory devices are of interest, above 4 GiB: `mem` MiB.
- * Its processors write there without end, unless zero=100; with a seed, the
- * same to all pages. On the destination they wait until the byte CMOS_GO of
- * the CMOS is not zero, and then touch all pages there once, the last ones
- * first.
+ * A guest for tests of memory devices, above 4 GiB: `mem` MiB. Unless zero=100,
+ * its processors write there until it moves; with a seed, the same to all
+ * pages. On the destination they wait until the byte CMOS_GO of the CMOS is not
+ * zero, and then touch all pages there once, the last ones first.
  */
 #include "touch.h"
 

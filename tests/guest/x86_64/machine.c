@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/* Of a PC: its processors, the TSC's rate, chipset, debug console and fw_cfg. */
+/* A PC: processors, the TSC's rate, chipset, debug console and fw_cfg. */
 #include "touch.h"
 
 #define DEBUGCON        0xe9
@@ -45,7 +45,7 @@ static void exception(void)
     die("exception in the guest");
 }
 
-/* Interrupts are off in the handler. */
+/* The handler runs with interrupts off. */
 void set_handler(uint8_t vector, const void *handler, bool user)
 {
     uintptr_t at = (uintptr_t)handler;
@@ -56,7 +56,7 @@ void set_handler(uint8_t vector, const void *handler, bool user)
     };
 }
 
-/* Called by every processor. Interrupts are off outside of barrier(). */
+/* Each processor calls this. Interrupts are off outside of barrier(). */
 void set_up_interrupts(void)
 {
     struct { uint16_t limit; uint64_t base; } __attribute__((packed)) ptr = {
@@ -68,15 +68,15 @@ void set_up_interrupts(void)
     }
     set_handler(WAKE_VECTOR, wake_interrupt, false);
     asm volatile("lidt %0" : : "m"(ptr));
-    lapic_write(LAPIC_SVR, 0x1ff);              /* on */
-    /* Off, as where a system has APICs: the PIC's timer would ask for ever */
+    lapic_write(LAPIC_SVR, 0x1ff);              /* enable */
+    /* Off, as with APICs: the PIC's timer would interrupt indefinitely */
     outb(0x21, 0xff);
     outb(0xa1, 0xff);
 }
 
 /*
  * Times 20 ms of the interval timer (1193182 Hz, channel 2), three times.
- * Whatever disturbs it makes it longer, so that the shortest is right.
+ * A disturbance makes the time longer, so that the shortest one is right.
  */
 uint64_t measure_khz(void)
 {
@@ -92,7 +92,7 @@ uint64_t measure_khz(void)
         start = ticks();
         outb(0x42, count >> 8);
         do {
-            /* Its output is in port 0x61, too, which microvm has not */
+            /* microvm lacks port 0x61, which has the output, too */
             outb(0x43, 0xe8);
         } while (!(inb(0x42) & 0x80));
         took = ticks() - start;
@@ -105,14 +105,14 @@ uint64_t measure_khz(void)
 }
 
 /*
- * Makes KVM forget its mappings of guest memory. It does so when a memory slot
- * goes, and slots come and go when the chipset is told to read the BIOS
- * segment (0xf0000) from RAM and then from the ROM again.
+ * Makes KVM forget its mappings of guest memory. KVM does so when a memory slot
+ * is deleted: slots change when the chipset is set to read the BIOS segment
+ * (0xf0000) from RAM and then from the ROM again.
  */
 void drop_mappings(void)
 {
     const uint32_t bridge = 0x80000000;     /* PCI 00:00.0 */
-    uint32_t reg = 0;                       /* of the segment's attributes */
+    uint32_t reg = 0;                       /* with the segment's attributes */
     uint8_t old;
 
     outl(0xcf8, bridge);
@@ -175,7 +175,7 @@ void wait_for_wake(void)
     asm volatile("sti; hlt; cli" : : : "memory");
 }
 
-/* Lets this processor's SMI handler add one to the word. */
+/* Makes this processor's SMI handler add one to the word. */
 void smi_increment(volatile uint64_t *word)
 {
     uint64_t start = ticks();

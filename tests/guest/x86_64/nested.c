@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A guest with a guest of its own, by AMD's SVM with nested paging. Of `mem`
- * MiB from 16 MiB on, which it writes without end, the nested guest touches
- * the last page when they have moved; then its processors touch all of them,
- * each once.
+ * A guest with a nested guest, by AMD's SVM with nested paging. It writes `mem`
+ * MiB from 16 MiB on until it moves. Then the nested guest touches the last
+ * page, and the guest's processors touch all pages, each once.
  */
 #include "async.h"
 #include "touch.h"
@@ -98,7 +97,7 @@ static void set_up_nested(void)
     put64(0x668, 0x0007040600070406);   /* PAT */
 }
 
-/* What the nested guest executes: adds one to the word at RDI. */
+/* The nested guest's code: adds one to the word at RDI. */
 extern const char nested_code[];
 asm("nested_code: lock incq (%rdi)\n"
     "vmmcall\n");
@@ -151,7 +150,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     barrier();
     if (cpu == 0) {
         if (par.async & ASYNC_NESTED) {
-            /* KVM interrupts to tell it to wake all that wait: nobody does */
+            /* KVM interrupts to wake all waiting tasks: there are none */
             set_handler(ASYNC_VECTOR, wake_interrupt, false);
             async_enable(&async_data);
         }
@@ -165,7 +164,7 @@ _Noreturn void cpu_main(uint32_t cpu)
         print("{\"event\": \"timing\"}\n");
     }
     barrier();
-    /* Downwards: what is sent without being missed comes upwards */
+    /* Downwards: the background sends pages upwards */
     for (uint64_t i = n - 1 - cpu; i < n; i -= par.cpus) {
         page(i)[1]++;
         if (page(i)[0] != i + 1) {

@@ -2,7 +2,7 @@
 /*
  * The 64 KiB image given to QEMU with -bios. It starts at the reset vector,
  * enters protected mode, copies the payload to RAM at 1 MiB and jumps to it.
- * No other firmware takes part.
+ * There is no other firmware.
  */
 #include "layout.h"
 

@@ -1,12 +1,12 @@
 /*
- * Fuzzing migration: a destination and a source with a peer that lies, and
- * files
+ * Fuzzing migration: a destination and a source whose peer sends wrong data,
+ * and files
  *
  * Each input has a process of its own, forked from one that has a machine but
- * no migration yet: neither side can do all of it twice.  There, a thread is
- * the peer, on sockets, and runs the input's records; the main thread is
- * QEMU's.  Once the records have ended the peer hangs up, and the migration
- * must reach a status that waits for nobody, or for the user, in HANG_S.
+ * no migration yet: neither side can repeat all of a migration.  There, a
+ * thread is the peer, on sockets, and runs the input's records; the main thread
+ * is QEMU's.  After the records the peer closes the connections, and within
+ * HANG_S the migration must reach a status that waits for the user at most.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -48,11 +48,11 @@
 #include "migration_fuzz.h"
 
 #define HANG_S      10
-/* Of a source that begins postcopy, its rate is looked at every 100 ms */
+/* A source that begins postcopy looks at its rate every 100 ms */
 #define WAIT_MS     300
-/* With all that a script and the report of a hang may take */
+/* Enough for all records and the report of a hang */
 #define CHILD_S     90
-/* So many that they are not all sent before the rate is looked at */
+/* So many that they are not all sent before the source looks at its rate */
 #define DATA_PAGES  64
 
 FuzzSide fuzz_side;
@@ -62,20 +62,20 @@ static char *fuzz_uri;
 static struct sockaddr_un fuzz_address = { .sun_family = AF_UNIX };
 static int fuzz_log;
 
-/* Of a child: its input */
+/* The input of a child */
 static const uint8_t *fuzz_data;
 static size_t fuzz_size;
 /* The peer's end of each channel, or -1 */
 static int fuzz_channel[FUZZ_CHANNELS];
 static int fuzz_listening;
 static int fuzz_file;
-/* Atomic; set before the peer closes its channels for the last time */
+/* Atomic; the peer sets @fuzz_hung_up before it closes its channels for good */
 static bool fuzz_hung_up;
 static bool fuzz_done;
 /* Shared with the parent: the child's threads run */
 static bool *fuzz_started;
 
-/* A device with guest time: a kvmclock cannot be without KVM */
+/* A device with guest time, in place of the kvmclock, which needs KVM */
 static struct FuzzClock {
     GuestTime guest_time;
 } fuzz_clock;
@@ -138,8 +138,8 @@ static const MigrationCapability fuzz_capabilities[] = {
 };
 
 /*
- * Of these: POSTCOPY_RAM, POSTCOPY_PREEMPT and POSTCOPY_BLOCKTIME.  All three
- * stand for fetch channels, which take the place of preempt's.
+ * All three of POSTCOPY_RAM, POSTCOPY_PREEMPT and POSTCOPY_BLOCKTIME stand for
+ * fetch channels, which replace the preempt channel.
  */
 #define FUZZ_FETCH          0x0e
 #define FUZZ_FETCH_CHANNELS 2
@@ -166,19 +166,19 @@ static void fuzz_set_options(const uint8_t *options)
     p->postcopy_fetch_channels->type = QTYPE_QNUM;
     p->postcopy_fetch_channels->u.number =
         (options[0] & FUZZ_FETCH) == FUZZ_FETCH ? FUZZ_FETCH_CHANNELS : 0;
-    /* Those that do not fit together are refused */
+    /* QEMU refuses capabilities that do not fit together */
     qmp_migrate_set_capabilities(list, NULL);
     qapi_free_MigrationCapabilityStatusList(list);
 
     /* 32 KiB/s to 512 MiB/s, or no limit */
     p->max_bandwidth = options[1] & 15 ? 16 * KiB << (options[1] & 15) : 0;
-    /* All of a file must be read in time */
+    /* Without a limit, so that all of a file is read in time */
     p->max_postcopy_bandwidth = options[1] >> 4 && fuzz_side != FUZZ_FILE ?
                                 16 * KiB << (options[1] >> 4) : 0;
     p->downtime_limit = 1;
 }
 
-/* The user of this side: in the main thread */
+/* The user of this side, in the main thread */
 
 static void fuzz_start(bool again)
 {
@@ -245,12 +245,12 @@ static void *fuzz_drain(void *opaque)
     char buffer[16384];
 
     while (read(fd, buffer, sizeof(buffer)) > 0) {
-        /* Nobody wants it */
+        /* No caller wants the error */
     }
     return NULL;
 }
 
-/* A thread that may still be there when the process ends */
+/* A thread that may still run when the process ends */
 static void fuzz_thread(void *(*fn)(void *), uintptr_t arg)
 {
     QemuThread thread;
@@ -265,7 +265,7 @@ static void fuzz_opened(int i, int fd)
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
     fuzz_thread(fuzz_drain, fd);
     qatomic_set(&fuzz_channel[i], fd);
-    /* Either this sees the end, or the peer this channel */
+    /* Either this thread sees @fuzz_hung_up, or the peer sees this channel */
     smp_mb();
     if (qatomic_read(&fuzz_hung_up)) {
         shutdown(fd, SHUT_RDWR);
@@ -276,7 +276,7 @@ static void fuzz_close(int i)
 {
     int fd = qatomic_xchg(&fuzz_channel[i], -1);
 
-    /* Not closed, since fuzz_drain() uses it */
+    /* fuzz_drain() uses @fd, and closes it */
     if (fd >= 0) {
         shutdown(fd, SHUT_RDWR);
     }
@@ -323,7 +323,7 @@ static void fuzz_open(int i)
     fuzz_opened(i, fd);
 }
 
-/* Of a fetch channel's hello, its token becomes that of this migration */
+/* Puts the token of this migration into a fetch channel's hello */
 static void fuzz_set_token(uint8_t *data, size_t size)
 {
     PostcopyHello *hello = (void *)data;
@@ -368,13 +368,13 @@ static bool fuzz_all_read(void)
     return true;
 }
 
-/* Whether the guest of a destination would run */
+/* Whether a real destination would run its guest */
 static bool fuzz_is_running(void)
 {
     return postcopy_state_get() == POSTCOPY_INCOMING_RUNNING;
 }
 
-/* Whether nothing is left to happen without the user or another connection */
+/* Whether only the user or another connection can change the status */
 static bool fuzz_is_settled(void)
 {
     switch (fuzz_status()) {
@@ -420,7 +420,7 @@ static void *fuzz_touch(void *opaque)
     return NULL;
 }
 
-/* As a vCPU that reads all memory, in the order of the RAMBlocks */
+/* Reads all memory as a vCPU would, in the order of the RAMBlocks */
 static void *fuzz_touch_all(void *opaque)
 {
     const char *names[] = { "pc.ram", "shared" };
@@ -494,7 +494,7 @@ static void G_NORETURN fuzz_hangs(const char *what)
 
     fprintf(stderr, "==%d==ERROR: hangs: %s, status %s\n", getpid(), what,
             MigrationStatus_str(fuzz_status()));
-    /* Which threads of QEMU do not block */
+    /* QEMU's threads do not block this signal */
     sigaction(SIGFPE, &action, NULL);
     while (tasks && (name = g_dir_read_name(tasks))) {
         fuzz_printed = false;
@@ -523,7 +523,7 @@ static bool fuzz_is_done(void)
     return qatomic_read(&fuzz_done);
 }
 
-/* The first records, which the peer writes again: what the file is when opened */
+/* The first records make the file that is opened; the peer writes them again */
 static void fuzz_make_file(void)
 {
     const uint8_t *data = fuzz_data + FUZZ_OPTIONS;
@@ -559,7 +559,7 @@ static void *fuzz_peer(void *opaque)
         shutdown(fuzz_listening, SHUT_RDWR);
     }
     qatomic_set(&fuzz_hung_up, true);
-    /* Pairs with that of fuzz_opened() */
+    /* Pairs with smp_mb() of fuzz_opened() */
     smp_mb();
     for (int i = 0; i < FUZZ_CHANNELS; i++) {
         fuzz_close(i);
@@ -571,7 +571,7 @@ static void *fuzz_peer(void *opaque)
     return NULL;
 }
 
-/* QEMU ends by exit() where it cannot go on */
+/* An unrecoverable error makes QEMU exit by exit() */
 static void fuzz_exit(void)
 {
     _exit(EXIT_SUCCESS);
@@ -579,7 +579,7 @@ static void fuzz_exit(void)
 
 static void G_NORETURN fuzz_child(const uint8_t *data, size_t size)
 {
-    /* Only what failing inputs say is of interest, or what one is asked for */
+    /* Output is only for failing inputs, or on request */
     if (!getenv("MIGRATION_FUZZ_VERBOSE")) {
         dup2(fuzz_log, STDERR_FILENO);
     }
@@ -623,9 +623,9 @@ static bool fuzz_wait_child(int fd, int seconds)
 }
 
 /*
- * Returns the exit status of the child, or -1 if it must be begun anew: older
- * sanitizers do not take their allocator's locks before they fork, so that a
- * thread of the parent may have one.
+ * Returns the exit status of the child, or -1 to start it anew: older
+ * sanitizers fork without taking their allocator's locks, so that a thread of
+ * the parent may hold one.
  */
 static int fuzz_fork(const uint8_t *data, size_t size)
 {
@@ -683,11 +683,11 @@ static void fuzz_one(QTestState *s, const unsigned char *data, size_t size)
     abort();
 }
 
-/* Before the first input */
+/* Preparation, before the first input */
 
 /*
- * What a child covers must be seen by its parent: share the counters.  The
- * first and the last of them have other data in their pages and stay private.
+ * Shares the coverage counters, so that the parent sees those of its children.
+ * The first and the last counters share pages with other data and stay private.
  */
 static void fuzz_share_counters(void)
 {
@@ -749,7 +749,7 @@ static void fuzz_before(QTestState *s)
         guest_time_forget(&fuzz_clock.guest_time);
         fuzz_clock.guest_time.state.incoming = true;
     }
-    /* To record what both sides send, see tests/fuzz/seeds.py */
+    /* Without fuzzing: tests/fuzz/seeds.py records what both sides send */
     while (getenv("MIGRATION_FUZZ_PLAIN")) {
         main_loop_wait(false);
         if (!touched && fuzz_is_running()) {
@@ -780,7 +780,7 @@ static GString *fuzz_command_line(const char *more)
 {
     const char *plain = getenv("MIGRATION_FUZZ_PLAIN");
     GString *line = g_string_new(NULL);
-    /* A BIOS of zeros: its size matters, and streams are shorter */
+    /* A BIOS of the usual size, of zeros, which keep streams short */
     int bios = qemu_memfd_create("bios", 64 * KiB, false, 0, 0, &error_abort);
 
     g_string_printf(line, "qemu-fuzz"

@@ -1,9 +1,9 @@
 /*
- * Fuzzing migration: mutations that know what a stream consists of
+ * Fuzzing migration: mutations by the parts of a stream
  *
- * Data are not parsed, but searched from their beginning for what looks like
- * a section's header, a command, a page: so they need not be a whole stream,
- * nor one that is right.
+ * Data are not parsed: they are searched from the beginning for bytes that look
+ * like a section's header, a command or a page.  So a stream may be incomplete
+ * or wrong.
  *
  * SPDX-License-Identifier: GPL-2.0-or-later
  */
@@ -14,7 +14,7 @@
 #include "migration/savevm.h"
 #include "migration_fuzz.h"
 
-/* Of migration/savevm.c, migration/ram.h and migration/migration.h */
+/* From migration/savevm.c, migration/ram.h and migration/migration.h */
 #define CMD__MAX            12
 #define RAM_ZERO            0x002
 #define RAM_MEM_SIZE        0x004
@@ -26,7 +26,7 @@
 #define RP_REQ_PAGES_ID     4
 #define RP_RECV_BITMAP      5
 #define RP__MAX             8
-/* Of migration/postcopy/fetch-wire.h */
+/* From migration/postcopy/fetch-wire.h */
 #define FRAME_PAGES         2
 #define FRAME_END           4
 #define FRAME_ALONG         5
@@ -48,7 +48,7 @@ static uint32_t below(uint32_t n)
     return n ? g_rand_int(mutate_rand) % n : 0;
 }
 
-/* Finding pieces */
+/* Search for pieces */
 
 static void piece(GArray *pieces, int kind, size_t at, size_t size)
 {
@@ -57,7 +57,7 @@ static void piece(GArray *pieces, int kind, size_t at, size_t size)
     g_array_append_val(pieces, p);
 }
 
-/* The size of a counted string at @p, or 0 */
+/* Returns the size of a counted string at @p, or 0 */
 static size_t name_at(const uint8_t *p, size_t size)
 {
     if (size < 2 || p[0] < 2 || p[0] > 100 || (size_t)p[0] + 1 > size) {
@@ -129,7 +129,7 @@ static size_t find_frame(GArray *pieces, const uint8_t *p, size_t at,
     }
     length = ldl_be_p(p + at + 4);
     offset = ldq_be_p(p + at + 8);
-    /* Only the end has no pages */
+    /* Only the END frame has no pages */
     if (!length != (type == FRAME_END) || length > FRAME_MAX ||
         length % FUZZ_PAGE || offset % FUZZ_PAGE || offset >> 32) {
         return 0;
@@ -147,7 +147,7 @@ static size_t find_frame(GArray *pieces, const uint8_t *p, size_t at,
     return n;
 }
 
-/* What of a stream begins at @at?  Returns its size, or 0 if it is unknown */
+/* Finds the part of a stream at @at.  Returns its size, or 0 if unknown */
 static size_t find_in_stream(GArray *pieces, const uint8_t *p, size_t at,
                              size_t size)
 {
@@ -192,7 +192,7 @@ static size_t find_in_stream(GArray *pieces, const uint8_t *p, size_t at,
             piece(pieces, NUMBER, at + 3, 2);
             piece(pieces, ITEM, at, n);
             numbers(pieces, at + 5, n - 5);
-            /* What is packaged is found by itself */
+            /* The packaged parts are found on their own */
             return n;
         }
         break;
@@ -238,7 +238,7 @@ static GArray *find_pieces(const uint8_t *p, size_t size)
         if (!n) {
             n = name_at(p + at, size - at);
             if (n) {
-                /* Of RAM blocks, with their headers in a file; of a device */
+                /* RAM blocks, or their headers in a file, or a device's name */
                 piece(pieces, NAME, at, n);
                 numbers(pieces, at + n, MIN(36, size - at - n));
             }
@@ -318,8 +318,8 @@ static const char *const names[] = {
 /* Mutations of the data of one FUZZ_SEND */
 
 /*
- * Replace @old bytes by @size others, and let a package around them be as long
- * as it is then, mostly.
+ * Replace @old bytes by @size others.  Mostly, adapt the length of the packaged
+ * device state around them.
  */
 static void replace(GByteArray *a, size_t at, size_t old, const void *bytes,
                    size_t size)
@@ -386,7 +386,7 @@ static void mutate_number(GByteArray *a, const Piece *p)
         break;
     case 8:
         stq_be_p(at, below(4) ? chosen_number(ldq_be_p(at), 8) :
-                 /* The flags of a page */
+                 /* Flags in the offset of a page */
                  (ldq_be_p(at) & ~0xfffULL) | 1 << below(10) | 1 << below(10));
         break;
     }
@@ -424,7 +424,7 @@ static void mutate_item(GByteArray *a, const Piece *p, GArray *pieces,
         replace(a, p->at, size, NULL, 0);
         break;
     case 1:
-        /* Or one, or one more power of two of them */
+        /* One copy, or mostly a power of two of them */
         copies = MIN(1 << (below(3) ? below(3) : below(13)), MAX_COPIES);
         while (copies-- && many->len + size <= room) {
             g_byte_array_append(many, bytes, size);
@@ -566,7 +566,7 @@ static void mutate_records(GArray *records)
         g_array_insert_val(records, j, r);
         return;
     case 2:
-        /* In the midst of what is sent */
+        /* Split a FUZZ_SEND, to insert a record within its data */
         if (at->op == FUZZ_SEND && at->data->len > 1) {
             size_t n = 1 + below(at->data->len - 1);
             Record rest = { at->op, at->arg, g_byte_array_new() };
@@ -621,7 +621,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max,
                                   max - FUZZ_OPTIONS);
 }
 
-/* The first records of one input, and the last of another */
+/* The first records of one input, and the last records of another one */
 size_t migration_fuzz_crossover(const uint8_t *a, size_t a_size,
                                 const uint8_t *b, size_t b_size,
                                 uint8_t *out, size_t max, unsigned int seed)
