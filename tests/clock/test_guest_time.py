@@ -774,6 +774,8 @@ def test_cpr_reboot(lab, switch, policy):
     with ClockPair(lab, policy=policy, switch=switch, cpus=2, capabilities=None, return_path=False) as pair:
         for side in pair.sides:
             side.cmd("migrate-set-parameters", mode="cpr-reboot")
+        # The stream is a file
+        pair.destination.cmd("migrate-set-parameters", guest_time_restore=policy)
         pair.source.wait_event("ready")
         was = offsets(pair.source)
         pair.source.cmd("migrate", uri="file:/tmp/cpr")
