@@ -275,6 +275,52 @@ static int missing_probe_vcpu_init(int vmfd, int vcpufd, void *page)
 #endif
 
 #ifdef PROBE_GPA
+/* Sets missing_by_bitmap; returns 0, or -1 with errno */
+static int missing_probe_set_slot(int vmfd,
+                                  struct kvm_userspace_memory_region2 *slot,
+                                  unsigned long *bitmap)
+{
+    /* This ioctl reads only the first fields: it refuses KVM_MEM_USERFAULT */
+    int ret = ioctl(vmfd, KVM_SET_USER_MEMORY_REGION, slot);
+
+    if (ret < 0 && errno == EINVAL) {
+        missing_by_bitmap = true;
+        kvm_userfault_set_bitmap(slot, bitmap);
+        ret = ioctl(vmfd, KVM_SET_USER_MEMORY_REGION2, slot);
+    }
+    return ret;
+}
+
+/* Whether KVM_RUN returns for the page at @missing; else sets @errp */
+static bool missing_probe_run(int vcpufd, const struct kvm_run *run,
+                              uint64_t missing, Error **errp)
+{
+    bool found;
+    int ret;
+
+    /*
+     * Where the flag means something else, the vCPU soon accesses memory that
+     * no slot has: KVM_RUN returns in any case.
+     */
+    do {
+        ret = ioctl(vcpufd, KVM_RUN, 0);
+    } while (ret < 0 && errno == EINTR);
+    found = ret < 0 && errno == EFAULT &&
+            run->exit_reason == KVM_EXIT_MEMORY_FAULT &&
+            ROUND_DOWN(run->memory_fault.gpa, qemu_real_host_page_size()) ==
+            missing &&
+            (!missing_by_bitmap ||
+             run->memory_fault.flags & KVM_MEMORY_EXIT_FLAG_USERFAULT);
+    trace_kvm_exit_on_missing_probe(missing_interface(), ret < 0 ? errno : 0,
+                                    run->exit_reason);
+    if (!found) {
+        error_setg(errp, "the host kernel takes %s, but does not exit on "
+                   "missing memory (exit reason %u)",
+                   missing_interface(), run->exit_reason);
+    }
+    return found;
+}
+
 static bool missing_probe(Error **errp)
 {
     size_t page_size = qemu_real_host_page_size();
@@ -287,7 +333,7 @@ static bool missing_probe(Error **errp)
     unsigned long bitmap = 1UL << (PROBE_PAGES - 1);
     void *page = MAP_FAILED;
     struct kvm_run *run = MAP_FAILED;
-    int vmfd, vcpufd = -1, run_size, ret;
+    int vmfd, vcpufd = -1, run_size;
     bool found = false;
 
     vmfd = ioctl(kvm_state->fd, KVM_CREATE_VM, 0);
@@ -304,14 +350,7 @@ static bool missing_probe(Error **errp)
     }
     qemu_madvise(page, slot.memory_size, QEMU_MADV_NOHUGEPAGE);
     slot.userspace_addr = (uintptr_t)page;
-    /* It reads only the first fields, and so refuses KVM_MEM_USERFAULT */
-    ret = ioctl(vmfd, KVM_SET_USER_MEMORY_REGION, &slot);
-    if (ret < 0 && errno == EINVAL) {
-        missing_by_bitmap = true;
-        kvm_userfault_set_bitmap(&slot, &bitmap);
-        ret = ioctl(vmfd, KVM_SET_USER_MEMORY_REGION2, &slot);
-    }
-    if (ret < 0) {
+    if (missing_probe_set_slot(vmfd, &slot, &bitmap) < 0) {
         if (!missing_unknown(errno)) {
             goto failed;
         }
@@ -331,25 +370,7 @@ static bool missing_probe(Error **errp)
         goto failed;
     }
 
-    /*
-     * Where the flag means something else, the vCPU soon accesses memory that
-     * no slot has: KVM_RUN returns in any case.
-     */
-    do {
-        ret = ioctl(vcpufd, KVM_RUN, 0);
-    } while (ret < 0 && errno == EINTR);
-    found = ret < 0 && errno == EFAULT &&
-            run->exit_reason == KVM_EXIT_MEMORY_FAULT &&
-            ROUND_DOWN(run->memory_fault.gpa, page_size) == missing &&
-            (!missing_by_bitmap ||
-             run->memory_fault.flags & KVM_MEMORY_EXIT_FLAG_USERFAULT);
-    trace_kvm_exit_on_missing_probe(missing_interface(), ret < 0 ? errno : 0,
-                                    run->exit_reason);
-    if (!found) {
-        error_setg(errp, "the host kernel takes %s, but does not exit on "
-                   "missing memory (exit reason %u)",
-                   missing_interface(), run->exit_reason);
-    }
+    found = missing_probe_run(vcpufd, run, missing, errp);
     goto out;
 
 failed:

@@ -71,6 +71,26 @@ static int64_t postcopy_try_move(int ufd, void *host, void *from, size_t size,
                                                             : move.move;
 }
 
+/*
+ * The file has the page at @mirror, not mapped yet: its memory was allocated
+ * beforehand, or a part was received before the connection broke.  @from: the
+ * content, or NULL for zeros.
+ */
+static int postcopy_fill_mirror(void *mirror, const void *from, size_t size)
+{
+    int ret = postcopy_mirror_populate(mirror, size);
+
+    if (ret) {
+        return ret;
+    }
+    if (from) {
+        memcpy(mirror, from, size);
+    } else {
+        memset(mirror, 0, size);
+    }
+    return 0;
+}
+
 int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
                    unsigned n, void *from, bool move, bool wake)
 {
@@ -108,17 +128,8 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
             continue;       /* the address space is being changed */
         }
         if (ret == -EEXIST && mirror && from != mirror) {
-            /*
-             * The file has the page, not mapped yet: its memory was allocated
-             * beforehand, or a part was received before the connection broke.
-             */
-            ret = postcopy_mirror_populate(mirror, size);
+            ret = postcopy_fill_mirror(mirror, from, size);
             if (!ret) {
-                if (from) {
-                    memcpy(mirror, from, size);
-                } else {
-                    memset(mirror, 0, size);
-                }
                 from = mirror;
                 done = 0;
                 continue;
