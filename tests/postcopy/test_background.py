@@ -68,10 +68,14 @@ def test_pages_around_a_requested_one(place, channels):
     assert 1 < max(together) <= 32 and calls < pages
     # When the stream ends, the destination only reads requested pages from that channel: these pages would be lost.
     assert not unasked
-    if channels == "preempt":
-        # Some pages go along on a slow wire as well: zeros, and those that fill its buffers at first.
-        slow = around(place, channels, RATE)[0]
-        assert statistics.median(slow) == 1, slow
+
+
+@pytest.mark.slow
+def test_pages_around_a_requested_one_on_a_slow_wire(place):
+    """Most requested pages go without others. Some do not: zeros, those that fill the wire's buffers at first, and more
+    where this machine is busy, since a request takes longer there."""
+    together = around(place, "preempt", RATE)[0]
+    assert statistics.median(together) == 1, together
 
 
 class Order(Lie):
