@@ -46,17 +46,16 @@ def whole(there):
 def docs(names, order):
     # Each as its bench wrote it, a level lower
     written = DOCS.read_text() if DOCS.exists() else ""
-    sections = {name: text.strip() + "\n\n" for name, text in SECTION.findall(written)}
+    sections = dict(SECTION.findall(written))
     for name in names:
         text = re.sub(r"^!\[.*\n?", "", (REPORTS / f"{name}.md").read_text(), flags=re.M)
         # Blanks at the ends of lines are of tables that are printed
-        sections[name] = re.sub(r" +$", "", text.strip(), flags=re.M) + "\n\n"
+        sections[name] = re.sub(r" +$", "", text, flags=re.M)
     known = sorted(sections, key=lambda name: (order.index(name) if name in order else len(order), name))
     table = "".join(f"| [{name}](#{name}) | {sections[name].partition(chr(10))[0].strip('# ')} |\n" for name in known)
-    body = "".join(f"<!-- bench: {name} -->\n{sections[name]}" for name in known)
     # A heading for each name, which other pages link to
-    text = re.sub(r"(<!-- bench: (\S+) -->\n)", r"\n## \2\n\n\1", body).replace("\n\n\n", "\n\n")
-    DOCS.write_text(DOCS_HEAD + table + re.sub(r"^(<!-- .*\n)## ", r"\1### ", text, flags=re.M).rstrip("\n") + "\n")
+    text = "\n".join(f"## {name}\n\n<!-- bench: {name} -->\n#{sections[name].strip()}\n" for name in known)
+    DOCS.write_text(f"{DOCS_HEAD}{table}\n{text}")
     say("wrote docs/report.md")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Docs: length of lines, links, anchors, images, paths of files that they name, words, figures."""
+"""Docs: length of lines, links, anchors, images, paths of files that they name, words."""
 import re
 import subprocess
 from functools import cache
