@@ -35,7 +35,7 @@ static void postcopy_token_received(PostcopyWaiter *waiter)
     switch (t->state) {
     case POSTCOPY_TOKEN_ASKED:
         /* postcopy_async_announced() checks this */
-        t->come = true;
+        t->received = true;
         break;
     case POSTCOPY_TOKEN_ANNOUNCED:
         postcopy_token_ready(t);
@@ -80,12 +80,12 @@ PostcopyAsyncVCPU *postcopy_async_vcpus_new(unsigned n)
         QSIMPLEQ_INIT(&v->ready);
         for (unsigned j = 0; j < POSTCOPY_ASYNC_TOKENS; j++) {
             postcopy_waiter_init(&v->tokens[j].waiter);
-            v->tokens[j].waiter.come = postcopy_token_received;
+            v->tokens[j].waiter.received = postcopy_token_received;
             v->tokens[j].vcpu = v;
         }
         for (unsigned j = 0; j < POSTCOPY_ASYNC_HALTS; j++) {
             postcopy_waiter_init(&v->halts[j].waiter);
-            v->halts[j].waiter.come = postcopy_halt_received;
+            v->halts[j].waiter.received = postcopy_halt_received;
             v->halts[j].vcpu = v;
         }
     }
@@ -117,7 +117,7 @@ PostcopyToken *postcopy_async_get(PostcopyAsyncVCPU *v)
 
         if (t->state == POSTCOPY_TOKEN_FREE) {
             t->state = POSTCOPY_TOKEN_ASKED;
-            t->come = false;
+            t->received = false;
             t->number = (uint32_t)v->generation << 30 | index << 24 |
                         v->id << 12 | 0xfff;
             v->hint = (index + 1) % POSTCOPY_ASYNC_TOKENS;
@@ -145,11 +145,11 @@ void postcopy_async_announced(PostcopyToken *t, bool told)
         v->counts.announced++;
         v->outstanding++;
         t->state = POSTCOPY_TOKEN_ANNOUNCED;
-        if (t->come) {
+        if (t->received) {
             /* This thread enters the guest next, and sends the token then */
             postcopy_token_ready(t);
         }
-    } else if (t->come) {
+    } else if (t->received) {
         t->state = POSTCOPY_TOKEN_FREE;
     } else {
         t->state = POSTCOPY_TOKEN_GIVEN_UP;

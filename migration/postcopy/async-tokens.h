@@ -58,7 +58,7 @@ typedef struct PostcopyToken {
     /* The vCPU's lock protects @state and @next */
     PostcopyTokenState state;
     /* For POSTCOPY_TOKEN_ASKED: the page was received.  Under the lock. */
-    bool come;
+    bool received;
     QSIMPLEQ_ENTRY(PostcopyToken) next;
 } PostcopyToken;
 

@@ -123,7 +123,7 @@ static void postcopy_fault_missed(const PostcopyPage *page, uint32_t tid)
     mark_postcopy_blocktime_begin((uintptr_t)page->host, tid, page->rb);
 }
 
-static void postcopy_fault_come(const PostcopyPage *page)
+static void postcopy_fault_delivered(const PostcopyPage *page)
 {
     mark_postcopy_blocktime_end((uintptr_t)page->host);
 }
@@ -138,7 +138,7 @@ static const PostcopyRequestOps postcopy_fault_request_ops = {
     .received = postcopy_fault_received,
     .set_received = postcopy_fault_set_received,
     .missed = postcopy_fault_missed,
-    .come = postcopy_fault_come,
+    .delivered = postcopy_fault_delivered,
     .deferred = postcopy_fault_deferred,
 };
 
@@ -156,7 +156,7 @@ void postcopy_fault_init(MigrationIncomingState *mis)
  * thread that notices the broken connection begins, requests the page again.
  */
 static int postcopy_fault_request(MigrationIncomingState *mis,
-                                  const PostcopyPage *page, bool more)
+                                  const PostcopyPage *page, bool flush_later)
 {
     int ret;
 
@@ -166,13 +166,13 @@ static int postcopy_fault_request(MigrationIncomingState *mis,
      * access, place a zeropage.
      */
     if (ramblock_page_is_discarded(page->rb, page->start)) {
-        ret = postcopy_receive_zero(mis, page);
+        ret = postcopy_place_discarded(mis, page);
         if (ret) {
-            postcopy_fault_channel_broken(mis);
+            postcopy_fault_break_connection(mis);
         }
         return ret;
     }
-    return postcopy_source(mis)->request(mis, page, more);
+    return postcopy_source(mis)->request(mis, page, flush_later);
 }
 
 bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
@@ -188,7 +188,7 @@ bool postcopy_fault_uffd(MigrationIncomingState *mis, const PostcopyPage *page,
     }
     if (state == POSTCOPY_PAGE_REQUEST) {
         /* If this fails, recovery sends the request */
-        postcopy_fault_request(mis, &missed, fault->more);
+        postcopy_fault_request(mis, &missed, fault->flush_later);
     }
     return false;
 }
@@ -239,7 +239,8 @@ static void postcopy_fault_request_around(MigrationIncomingState *mis,
 {
     PostcopyPage first = postcopy_page(page->rb,
                                        ROUND_DOWN(page->start, AROUND_WINDOW));
-    ram_addr_t end = MIN(first.start + AROUND_WINDOW, page->rb->postcopy_length);
+    ram_addr_t end = MIN(first.start + AROUND_WINDOW,
+                         page->rb->postcopy_length);
     uint64_t mask;
 
     if (page->size >= AROUND_WINDOW || page->start >= end ||
@@ -580,7 +581,7 @@ void postcopy_fault_ask_again(MigrationIncomingState *mis)
  * Called by the listen thread, and only this thread closes these files.  The
  * next call sees an error that another thread sets meanwhile without a lock.
  */
-static bool postcopy_fault_channel_is_broken(MigrationIncomingState *mis)
+static bool postcopy_fault_connection_is_broken(MigrationIncomingState *mis)
 {
     return qemu_file_get_error(mis->from_src_file) ||
            !mis->to_src_file || qemu_file_get_error(mis->to_src_file);
@@ -642,7 +643,7 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
             return 0;
         }
         /* A channel keeps the order of pages: none follows the last end */
-        if (postcopy_fault_channel_is_broken(mis) ||
+        if (postcopy_fault_connection_is_broken(mis) ||
             (ended && !migrate_postcopy_preempt() &&
              postcopy_fault_is_withheld(mis))) {
             return -EIO;
@@ -650,7 +651,7 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
     }
 }
 
-void postcopy_fault_channel_broken(MigrationIncomingState *mis)
+void postcopy_fault_break_connection(MigrationIncomingState *mis)
 {
     /* from_src_file is the same socket, but has another lock */
     QEMU_LOCK_GUARD(&mis->rp_mutex);

@@ -68,8 +68,8 @@ typedef enum PostcopyFaultSend {
 } PostcopyFaultSend;
 
 /*
- * A vCPU has missed a page: request it if it was not requested.  @waiter is
- * woken, or its come() called, when the page is received, unless this returns
+ * A vCPU has missed a page: request it if it was not requested.  When the page
+ * is received, @waiter is woken, or its received() called, unless this returns
  * POSTCOPY_PAGE_RECEIVED.
  */
 PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
@@ -105,7 +105,7 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis);
  * that postcopy pauses and can be recovered as a whole.  Called by the thread
  * that has noticed the error.
  */
-void postcopy_fault_channel_broken(MigrationIncomingState *mis);
+void postcopy_fault_break_connection(MigrationIncomingState *mis);
 
 /* Fill in counts and latencies of faults, if there was a postcopy */
 void postcopy_fault_fill_info(MigrationInfo *info);

@@ -80,7 +80,7 @@ static PostcopyFetchChannel *postcopy_fetch_of(PostcopyFetch *fetch,
 }
 
 static int postcopy_fetch_request(MigrationIncomingState *mis,
-                                  const PostcopyPage *page, bool more)
+                                  const PostcopyPage *page, bool flush_later)
 {
     PostcopyFetch *fetch = mis->postcopy->fetch;
     PostcopyFetchChannel *ch = postcopy_fetch_of(fetch, page);
@@ -97,7 +97,7 @@ static int postcopy_fetch_request(MigrationIncomingState *mis,
     }
     stat64_add(&fetch->counts[ch->id].requests, 1);
     postcopy_frame_put(ch->out, &request, &ch->last);
-    if (more) {
+    if (flush_later) {
         qatomic_or(&fetch->unflushed, 1u << ch->id);
         return 0;
     }
@@ -125,10 +125,10 @@ static bool postcopy_fetch_wait_end(MigrationIncomingState *mis, int ms)
     unsigned n = ctpop16(fetch->used);
 
     QEMU_LOCK_GUARD(&fetch->lock);
-    if (fetch->ended < n) {
+    if (fetch->n_ended < n) {
         qemu_cond_timedwait(&fetch->changed, &fetch->lock, ms);
     }
-    return fetch->ended == n;
+    return fetch->n_ended == n;
 }
 
 const PostcopySource postcopy_fetch_channels = {
@@ -225,7 +225,7 @@ void postcopy_fetch_break_incoming(MigrationIncomingState *mis)
     }
 }
 
-static bool postcopy_fetch_is_there(PostcopyFetchChannel *ch, Error **errp)
+static bool postcopy_fetch_is_open(PostcopyFetchChannel *ch, Error **errp)
 {
     if (!qatomic_read(&ch->in)) {
         return false;
@@ -260,12 +260,12 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
 
     ch = &fetch->channels[id];
     /* postcopy_fetch_stop() closes channels of a failed recovery */
-    if (postcopy_fetch_is_there(ch, errp)) {
+    if (postcopy_fetch_is_open(ch, errp)) {
         /* A thread that sends to a source that does not read has the lock */
         return;
     }
     WITH_QEMU_LOCK_GUARD(&ch->lock) {
-        if (postcopy_fetch_is_there(ch, errp)) {
+        if (postcopy_fetch_is_open(ch, errp)) {
             return;
         }
         /* A pause removes the main channel first, then closes these */
@@ -346,7 +346,7 @@ static void *postcopy_fetch_thread(void *opaque)
 
     rcu_register_thread();
     if (!postcopy_fetch_receive_all(ch)) {
-        postcopy_fault_channel_broken(ch->mis);
+        postcopy_fault_break_connection(ch->mis);
     }
     rcu_unregister_thread();
     return NULL;
@@ -395,7 +395,7 @@ void postcopy_fetch_stop(MigrationIncomingState *mis)
         postcopy_fetch_close_channel(ch);
     }
     WITH_QEMU_LOCK_GUARD(&fetch->lock) {
-        fetch->ended = 0;
+        fetch->n_ended = 0;
         qatomic_set(&fetch->settled, false);
     }
 }

@@ -60,7 +60,7 @@ struct PostcopyFetch {
     /* Counts postcopy_fetch_stop(): an earlier hello is refused */
     unsigned generation;
     /* Number of channels that the source has ended */
-    unsigned ended;
+    unsigned n_ended;
     QemuCond changed;
 };
 

@@ -113,10 +113,10 @@ static int postcopy_fetch_receive_pages(PostcopyFetchChannel *ch,
     return ret;
 }
 
-static void postcopy_fetch_ended(PostcopyFetch *fetch)
+static void postcopy_fetch_count_end(PostcopyFetch *fetch)
 {
     QEMU_LOCK_GUARD(&fetch->lock);
-    fetch->ended++;
+    fetch->n_ended++;
     qemu_cond_broadcast(&fetch->changed);
 }
 
@@ -137,7 +137,7 @@ bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch)
         }
         if (frame.type == POSTCOPY_FRAME_END) {
             ended = true;
-            postcopy_fetch_ended(fetch);
+            postcopy_fetch_count_end(fetch);
             continue;
         }
         if (frame.type == POSTCOPY_FRAME_PING) {

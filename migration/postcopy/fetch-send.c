@@ -138,7 +138,7 @@ static int postcopy_fetch_flush(PostcopyFetchSource *ch)
 }
 
 int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
-                         bool more)
+                         bool queued)
 {
     bool along = ram_note_request(frame->rb, frame->offset);
     bool sent;
@@ -147,10 +147,10 @@ int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
     QEMU_LOCK_GUARD(&ch->lock);
     sent = postcopy_fetch_put_unsent(ch, frame->rb, frame->offset,
                                      frame->offset + frame->length);
-    if (more && ch->unsent < POSTCOPY_FETCH_BATCH) {
+    if (queued && ch->unsent < POSTCOPY_FETCH_BATCH) {
         return qemu_file_get_error(ch->out);
     }
-    if (postcopy_fetch_flush(ch) || more || !sent || !along) {
+    if (postcopy_fetch_flush(ch) || queued || !sent || !along) {
         return qemu_file_get_error(ch->out);
     }
     postcopy_fetch_put_along(ch, frame->rb, frame->offset);

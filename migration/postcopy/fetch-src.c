@@ -159,7 +159,7 @@ static void postcopy_fetch_socket_done(QIOTask *task, gpointer opaque)
         }
     }
     QEMU_LOCK_GUARD(&s->qemu_file_lock);
-    if (!err && qatomic_read(&ch->ended)) {
+    if (!err && qatomic_read(&ch->may_close)) {
         /* postcopy_fetch_free_all() would wait for an unbroken thread */
         error_setg(&err, "given up while it connected");
     }
@@ -370,12 +370,12 @@ static void *postcopy_fetch_source_thread(void *opaque)
         trace_postcopy_fetch_request(ch->id, frame.rb->idstr, frame.offset,
                                      frame.length);
         if (postcopy_fetch_serve(ch, &frame,
-                                 postcopy_frame_is_there(ch->in))) {
+                                 postcopy_frame_is_buffered(ch->in))) {
             qemu_file_get_error_obj(ch->out, &err);
             break;
         }
     }
-    if (!qatomic_read(&ch->ended)) {
+    if (!qatomic_read(&ch->may_close)) {
         postcopy_fetch_failed(ch, g_steal_pointer(&err));
     }
     error_free(err);
@@ -403,7 +403,7 @@ void postcopy_fetch_send_end(MigrationState *s)
 
         WITH_QEMU_LOCK_GUARD(&ch->lock) {
             /* The destination closes all channels when all have ended */
-            qatomic_set(&ch->ended, true);
+            qatomic_set(&ch->may_close, true);
             postcopy_frame_put(ch->out, &end, &ch->last);
             qemu_fflush(ch->out);
             qemu_file_get_error_obj(ch->out, &err);
@@ -425,7 +425,7 @@ static void postcopy_fetch_shutdown(GPtrArray *channels)
     for (guint i = 0; i < channels->len; i++) {
         PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
 
-        qatomic_set(&ch->ended, true);
+        qatomic_set(&ch->may_close, true);
         if (ch->in) {
             /* The thread notices the end, and marks its QEMUFiles by itself */
             qio_channel_shutdown(qemu_file_get_ioc(ch->in),

@@ -53,8 +53,8 @@ typedef struct PostcopyFetchSource {
     RAMBlock *last;
     /* Bytes of pages in @out's buffer */
     size_t unsent;
-    /* Atomic: it is no error any more that the connection ends */
-    bool ended;
+    /* Atomic: the connection may end without an error */
+    bool may_close;
     /* Atomic: bytes were sent since the link was found empty */
     bool sent;
     /* Atomic: a request came since the background last used this channel */
@@ -65,11 +65,11 @@ typedef struct PostcopyFetchSource {
 
 /*
  * Called by the channel's thread: answer the request @frame.  Leaves out pages
- * that were sent, or that another channel sends.  @more: the next request was
+ * that were sent, or that another channel sends.  @queued: the next request was
  * received, and its answer may go with this one; if not, neighbours are sent
  * along as far as the link has the time.  Returns the error of @ch->out, or 0.
  */
 int postcopy_fetch_serve(PostcopyFetchSource *ch, const PostcopyFrame *frame,
-                         bool more);
+                         bool queued);
 
 #endif

@@ -48,8 +48,8 @@ bool postcopy_hello_check(const PostcopyHello *hello, const uint8_t *token,
 {
     if (be32_to_cpu(hello->magic) != POSTCOPY_HELLO_MAGIC) {
         error_setg(errp, "postcopy: the peer of a fetch channel begins with "
-                   "0x%08" PRIx32 ", not with 0x%08x", be32_to_cpu(hello->magic),
-                   POSTCOPY_HELLO_MAGIC);
+                   "0x%08" PRIx32 ", not with 0x%08x",
+                   be32_to_cpu(hello->magic), POSTCOPY_HELLO_MAGIC);
     } else if (be16_to_cpu(hello->version) != POSTCOPY_HELLO_VERSION) {
         error_setg(errp, "postcopy: fetch channels of version %u, known here "
                    "is %u", be16_to_cpu(hello->version),
@@ -155,7 +155,7 @@ bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
     return postcopy_frame_check(frame, from_source, errp);
 }
 
-bool postcopy_frame_is_there(QEMUFile *f)
+bool postcopy_frame_is_buffered(QEMUFile *f)
 {
     size_t there = qemu_file_buffered(f);
     PostcopyFrameHeader *header;

@@ -102,6 +102,6 @@ bool postcopy_frame_get(QEMUFile *f, PostcopyFrame *frame, bool from_source,
                         Error **errp);
 
 /* Whether a frame is in @f's buffer: postcopy_frame_get() will not wait */
-bool postcopy_frame_is_there(QEMUFile *f);
+bool postcopy_frame_is_buffered(QEMUFile *f);
 
 #endif

@@ -336,7 +336,8 @@ bool postcopy_file_add(QEMUFile *f, RAMBlock *rb, uint64_t bitmap_offset,
         pages--;
     }
     if (pages_offset > INT64_MAX - rb->used_length ||
-        (pages && st.st_size < pages_offset + pages * qemu_target_page_size())) {
+        (pages &&
+         st.st_size < pages_offset + pages * qemu_target_page_size())) {
         error_setg(errp, "the file ends at %" PRId64 ", before the last page "
                    "of block %s: it has been truncated", (int64_t)st.st_size,
                    rb->idstr);
@@ -879,7 +880,7 @@ static void file_record(struct PostcopyFile *file, const PostcopyPage *page)
 
 /* Any thread that misses a page: place it, or let a reader do so */
 static int file_request(MigrationIncomingState *mis, const PostcopyPage *page,
-                        bool more)
+                        bool flush_later)
 {
     PostcopyRequests *r = mis->postcopy->requests;
     struct PostcopyFile *file;

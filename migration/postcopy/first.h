@@ -10,7 +10,7 @@
 #include "exec/memory.h"
 #include "page-tables.h"
 
-/* Of one vCPU, of all vCPUs, or of all devices: the pages needed first come first */
+/* Pages in the order in which one vCPU, all vCPUs or all devices need them */
 typedef struct PostcopyFirstPages PostcopyFirstPages;
 
 /*

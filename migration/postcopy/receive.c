@@ -234,7 +234,8 @@ int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
                                   claim.vcpu);
 }
 
-int postcopy_receive_zero(MigrationIncomingState *mis, const PostcopyPage *page)
+int postcopy_place_discarded(MigrationIncomingState *mis,
+                             const PostcopyPage *page)
 {
     int ret;
 
@@ -246,7 +247,7 @@ int postcopy_receive_zero(MigrationIncomingState *mis, const PostcopyPage *page)
     return ret;
 }
 
-void postcopy_receive_abort(MigrationIncomingState *mis)
+void postcopy_unclaim_all(MigrationIncomingState *mis)
 {
     for (unsigned i = 0; i < mis->postcopy_channels; i++) {
         mis->postcopy_tmp_pages[i].run_pages = 0;

@@ -77,13 +77,13 @@ int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
  * thread does or has.  Any thread, no locks needed.  Returns 0, or negative
  * errno after it has reported the error; the page can be placed later.
  */
-int postcopy_receive_zero(MigrationIncomingState *mis,
-                          const PostcopyPage *page);
+int postcopy_place_discarded(MigrationIncomingState *mis,
+                             const PostcopyPage *page);
 
 /*
  * The connection is broken: pages of which only a part was received, and those
  * that were not placed, will be sent again.  No channel receives meanwhile.
  */
-void postcopy_receive_abort(MigrationIncomingState *mis);
+void postcopy_unclaim_all(MigrationIncomingState *mis);
 
 #endif

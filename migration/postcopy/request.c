@@ -12,14 +12,14 @@
 #include "request.h"
 
 /* One thread that misses a page */
-typedef struct PostcopyWait {
-    QSLIST_ENTRY(PostcopyWait) next;
+typedef struct PostcopyMiss {
+    QSLIST_ENTRY(PostcopyMiss) next;
     int cpu;
     uint32_t tid;
     int64_t since;
     /* The vCPU's, in postcopy_request_wait() or about to call it; or NULL */
     PostcopyWaiter *waiter;
-} PostcopyWait;
+} PostcopyMiss;
 
 typedef struct PostcopyRequest {
     QSLIST_ENTRY(PostcopyRequest) next_free;
@@ -29,7 +29,7 @@ typedef struct PostcopyRequest {
     QTAILQ_ENTRY(PostcopyRequest) next_deferred;
     /* When it was first missed; before that, when it was requested ahead */
     int64_t since;
-    QSLIST_HEAD(, PostcopyWait) waits;
+    QSLIST_HEAD(, PostcopyMiss) misses;
     /* A thread waits in userfaultfd */
     bool uffd;
     /* It was requested before any thread missed it */
@@ -61,12 +61,12 @@ struct PostcopyRequests {
     /* @pages has become empty, or @inside 0 */
     QemuCond empty;
     /*
-     * @free_requests and @free_waits: a fault allocates no memory.  A request
-     * is not part of its first wait: its vCPU may be kicked and miss another
+     * @free_requests and @free_misses: a fault allocates no memory.  A request
+     * is not part of its first miss: its vCPU may be kicked and miss another
      * page.
      */
     QSLIST_HEAD(, PostcopyRequest) free_requests;
-    QSLIST_HEAD(, PostcopyWait) free_waits;
+    QSLIST_HEAD(, PostcopyMiss) free_misses;
     PostcopyFaultStats stats;
     PostcopyMeter meter;
 };
@@ -136,16 +136,16 @@ static PostcopyRequest *postcopy_request_new(PostcopyRequests *r,
     return req;
 }
 
-static PostcopyWait *postcopy_wait_new(PostcopyRequests *r)
+static PostcopyMiss *postcopy_miss_new(PostcopyRequests *r)
 {
-    PostcopyWait *wait = QSLIST_FIRST(&r->free_waits);
+    PostcopyMiss *miss = QSLIST_FIRST(&r->free_misses);
 
-    if (wait) {
-        QSLIST_REMOVE_HEAD(&r->free_waits, next);
+    if (miss) {
+        QSLIST_REMOVE_HEAD(&r->free_misses, next);
     } else {
-        wait = g_new(PostcopyWait, 1);
+        miss = g_new(PostcopyMiss, 1);
     }
-    return wait;
+    return miss;
 }
 
 /*
@@ -155,15 +155,15 @@ static PostcopyWait *postcopy_wait_new(PostcopyRequests *r)
 static void postcopy_request_end(PostcopyRequests *r, PostcopyRequest *req,
                         PostcopyWaiterList *wake)
 {
-    PostcopyWait *wait;
+    PostcopyMiss *miss;
 
-    while ((wait = QSLIST_FIRST(&req->waits))) {
-        QSLIST_REMOVE_HEAD(&req->waits, next);
-        if (wait->waiter) {
-            wait->waiter->page = NULL;
-            QSLIST_INSERT_HEAD(wake, wait->waiter, next_woken);
+    while ((miss = QSLIST_FIRST(&req->misses))) {
+        QSLIST_REMOVE_HEAD(&req->misses, next);
+        if (miss->waiter) {
+            miss->waiter->page = NULL;
+            QSLIST_INSERT_HEAD(wake, miss->waiter, next_woken);
         }
-        QSLIST_INSERT_HEAD(&r->free_waits, wait, next);
+        QSLIST_INSERT_HEAD(&r->free_misses, miss, next);
     }
     if (req->deferred) {
         QTAILQ_REMOVE(&r->deferred, req, next_deferred);
@@ -178,8 +178,8 @@ static void postcopy_wake_waiters(PostcopyWaiterList *wake)
     PostcopyWaiter *waiter, *next;
 
     QSLIST_FOREACH_SAFE(waiter, wake, next_woken, next) {
-        if (waiter->come) {
-            waiter->come(waiter);
+        if (waiter->received) {
+            waiter->received(waiter);
             continue;
         }
         /*
@@ -222,7 +222,7 @@ void postcopy_requests_free(PostcopyRequests *r)
     GHashTableIter iter;
     gpointer value;
     PostcopyRequest *req;
-    PostcopyWait *wait;
+    PostcopyMiss *miss;
 
     g_hash_table_iter_init(&iter, r->pages);
     while (g_hash_table_iter_next(&iter, NULL, &value)) {
@@ -232,9 +232,9 @@ void postcopy_requests_free(PostcopyRequests *r)
         QSLIST_REMOVE_HEAD(&r->free_requests, next_free);
         g_free(req);
     }
-    while ((wait = QSLIST_FIRST(&r->free_waits))) {
-        QSLIST_REMOVE_HEAD(&r->free_waits, next);
-        g_free(wait);
+    while ((miss = QSLIST_FIRST(&r->free_misses))) {
+        QSLIST_REMOVE_HEAD(&r->free_misses, next);
+        g_free(miss);
     }
     g_hash_table_unref(r->pages);
     g_array_unref(r->claims);
@@ -301,34 +301,34 @@ void postcopy_requests_leave(PostcopyRequests *r)
     }
 }
 
-/* Returns false if @fault is known: the thread was kicked, and is back */
+/* Returns false if @fault is repeated: the thread was kicked, and is back */
 static bool postcopy_request_add(PostcopyRequests *r, PostcopyRequest *req,
                         const PostcopyFault *fault)
 {
-    bool again = false;
-    PostcopyWait *wait;
+    bool repeated = false;
+    PostcopyMiss *miss;
 
-    /* One thread may have several waits, each with its own waiter */
-    QSLIST_FOREACH(wait, &req->waits, next) {
-        if (wait->tid == fault->tid && (!wait->waiter || !fault->waiter ||
-                                        wait->waiter == fault->waiter)) {
-            again = true;
+    /* One thread may have several misses, each with its own waiter */
+    QSLIST_FOREACH(miss, &req->misses, next) {
+        if (miss->tid == fault->tid && (!miss->waiter || !fault->waiter ||
+                                        miss->waiter == fault->waiter)) {
+            repeated = true;
             break;
         }
     }
-    if (!again) {
-        wait = postcopy_wait_new(r);
-        *wait = (PostcopyWait) {
+    if (!repeated) {
+        miss = postcopy_miss_new(r);
+        *miss = (PostcopyMiss) {
             .cpu = fault->cpu, .tid = fault->tid, .since = get_clock()
         };
-        QSLIST_INSERT_HEAD(&req->waits, wait, next);
+        QSLIST_INSERT_HEAD(&req->misses, miss, next);
     }
     if (fault->waiter) {
-        wait->waiter = fault->waiter;
+        miss->waiter = fault->waiter;
     } else {
         req->uffd = true;
     }
-    return !again;
+    return !repeated;
 }
 
 PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
@@ -337,7 +337,7 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
 {
     PostcopyWaiter *waiter = fault->waiter;
     PostcopyPageState state = POSTCOPY_PAGE_REQUESTED;
-    bool received, known = false;
+    bool received, repeated = false;
     PostcopyRequest *req;
 
     if (waiter) {
@@ -361,8 +361,8 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
             req->since = get_clock();
             r->stats.ahead_missed++;
         }
-        known = !postcopy_request_add(r, req, fault);
-        if (!known && r->ops->missed && !(waiter && waiter->come)) {
+        repeated = !postcopy_request_add(r, req, fault);
+        if (!repeated && r->ops->missed && !(waiter && waiter->received)) {
             r->ops->missed(page, fault->tid);
         }
     }
@@ -370,9 +370,9 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
     if (waiter) {
         waiter->page = received ? NULL : page->host;
         r->stats.populated += received;
-        r->stats.exits += !received && !known;
+        r->stats.exits += !received && !repeated;
     } else {
-        r->stats.uffd += !known;
+        r->stats.uffd += !repeated;
         r->stats.uffd_minor += fault->minor;
         r->stats.uffd_reads += fault->first;
         r->stats.uffd_spurious += received;
@@ -456,17 +456,17 @@ unsigned postcopy_requests_take_deferred(PostcopyRequests *r,
 static bool postcopy_waiter_leave(PostcopyRequests *r, PostcopyWaiter *waiter)
 {
     PostcopyRequest *req;
-    PostcopyWait *wait;
+    PostcopyMiss *miss;
 
     QEMU_LOCK_GUARD(&r->lock);
     if (!waiter->page) {
         return false;
     }
-    /* The PostcopyWait stays: the thread returns, and its wait continues */
+    /* The PostcopyMiss stays: the thread returns, and its wait continues */
     req = g_hash_table_lookup(r->pages, waiter->page);
-    QSLIST_FOREACH(wait, &req->waits, next) {
-        if (wait->waiter == waiter) {
-            wait->waiter = NULL;
+    QSLIST_FOREACH(miss, &req->misses, next) {
+        if (miss->waiter == waiter) {
+            miss->waiter = NULL;
         }
     }
     waiter->page = NULL;
@@ -497,11 +497,12 @@ static void postcopy_claim_end(PostcopyRequests *r, const PostcopyPage *page)
 }
 
 /* Returns whether a thread waits for the page in userfaultfd */
-static bool postcopy_request_come(PostcopyRequests *r, const PostcopyPage *page,
-                                  PostcopyWaiterList *wake)
+static bool postcopy_request_received(PostcopyRequests *r,
+                                      const PostcopyPage *page,
+                                      PostcopyWaiterList *wake)
 {
     PostcopyRequest *req = g_hash_table_lookup(r->pages, page->host);
-    PostcopyWait *wait;
+    PostcopyMiss *miss;
     int64_t now;
     bool uffd;
 
@@ -511,11 +512,11 @@ static bool postcopy_request_come(PostcopyRequests *r, const PostcopyPage *page,
     }
     uffd = req->uffd;
     now = get_clock();
-    QSLIST_FOREACH(wait, &req->waits, next) {
-        postcopy_meter_add(&r->meter, wait->cpu, now - wait->since);
+    QSLIST_FOREACH(miss, &req->misses, next) {
+        postcopy_meter_add(&r->meter, miss->cpu, now - miss->since);
     }
-    if (r->ops->come && !QSLIST_EMPTY(&req->waits)) {
-        r->ops->come(page);
+    if (r->ops->delivered && !QSLIST_EMPTY(&req->misses)) {
+        r->ops->delivered(page);
     }
     postcopy_request_end(r, req, wake);
     g_hash_table_remove(r->pages, page->host);
@@ -538,7 +539,7 @@ bool postcopy_request_complete(PostcopyRequests *r, const PostcopyPage *page,
         for (unsigned i = 0; i < n; i++) {
             PostcopyPage each = postcopy_page_at(page, i);
 
-            uffd |= postcopy_request_come(r, &each, &wake);
+            uffd |= postcopy_request_received(r, &each, &wake);
         }
         postcopy_claim_end(r, page);
         if (woke || uffd) {
@@ -560,7 +561,7 @@ static PostcopyClaim postcopy_claim_one(PostcopyRequests *r,
 {
     PostcopyClaim claim = { };
     PostcopyRequest *req;
-    PostcopyWait *wait;
+    PostcopyMiss *miss;
 
     claim.drop = r->ops->received(page);
     for (guint i = 0; i < r->claims->len && !claim.drop; i++) {
@@ -571,8 +572,8 @@ static PostcopyClaim postcopy_claim_one(PostcopyRequests *r,
     req = claim.drop ? NULL : g_hash_table_lookup(r->pages, page->host);
     if (req) {
         claim.uffd = req->uffd;
-        QSLIST_FOREACH(wait, &req->waits, next) {
-            claim.vcpu |= wait->waiter != NULL;
+        QSLIST_FOREACH(miss, &req->misses, next) {
+            claim.vcpu |= miss->waiter != NULL;
         }
     }
     return claim;

@@ -43,8 +43,8 @@ typedef struct PostcopyRequestOps {
     void (*set_received)(const PostcopyPage *page);
     /* Or NULL.  Thread @tid begins to wait for only this page */
     void (*missed)(const PostcopyPage *page, uint32_t tid);
-    /* Or NULL.  A page was received for which threads wait */
-    void (*come)(const PostcopyPage *page);
+    /* Or NULL.  A page that threads have missed was received */
+    void (*delivered)(const PostcopyPage *page);
     /*
      * Wake the sender.  A system call, so called without the lock, but before
      * postcopy_requests_stop() ends.  NULL if no request is deferred.
@@ -61,7 +61,7 @@ typedef struct PostcopyWaiter {
      * NULL, or called in place of waking a thread once the page was received:
      * by the thread that has placed it, without the lock.  Constant.
      */
-    void (*come)(struct PostcopyWaiter *waiter);
+    void (*received)(struct PostcopyWaiter *waiter);
     /* Set when the page was received, or the waiter was kicked */
     QemuEvent woken;
     /* Host page that the thread waits for, or NULL.  Under the lock. */
@@ -86,8 +86,8 @@ typedef struct PostcopyFault {
     /*
      * Waiter of a vCPU that has left KVM_RUN.  The vCPU then calls
      * postcopy_request_wait(), unless the page was received or the waiter has
-     * come().  NULL for userfaultfd, whose threads wait in the kernel: if the
-     * page was received, the caller must wake them.
+     * received().  NULL for userfaultfd, whose threads wait in the kernel: if
+     * the page was received, the caller must wake them.
      */
     PostcopyWaiter *waiter;
     /* For userfaultfd: the page is in the file, but not mapped */
@@ -95,7 +95,7 @@ typedef struct PostcopyFault {
     /* For userfaultfd: the first fault that a read() returned */
     bool first;
     /* The caller has more faults, and flushes requests after the last one */
-    bool more;
+    bool flush_later;
 } PostcopyFault;
 
 typedef enum PostcopyPlaceMethod {

@@ -13,7 +13,7 @@
 #include "source.h"
 
 static int return_path_request(MigrationIncomingState *mis,
-                               const PostcopyPage *page, bool more)
+                               const PostcopyPage *page, bool flush_later)
 {
     int ret;
 
@@ -26,7 +26,7 @@ static int return_path_request(MigrationIncomingState *mis,
         return -EIO;
     }
     ret = migrate_put_rp_req_pages(mis, page->rb, page->start);
-    return ret || more ? ret : qemu_fflush(mis->to_src_file);
+    return ret || flush_later ? ret : qemu_fflush(mis->to_src_file);
 }
 
 static void return_path_flush(MigrationIncomingState *mis)

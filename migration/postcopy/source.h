@@ -28,7 +28,7 @@ typedef struct PostcopySource {
      * been placed before this returns.
      */
     int (*request)(MigrationIncomingState *mis, const PostcopyPage *page,
-                   bool more);
+                   bool flush_later);
     /*
      * Send the requests that request() has left in buffers, on all connections.
      * Reports no error: the thread that loads the stream notices it, too.

@@ -43,12 +43,13 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
     g_assert_not_reached();
 }
 
-int postcopy_receive_zero(MigrationIncomingState *mis, const PostcopyPage *page)
+int postcopy_place_discarded(MigrationIncomingState *mis,
+                             const PostcopyPage *page)
 {
     g_assert_not_reached();
 }
 
-void postcopy_receive_abort(MigrationIncomingState *mis)
+void postcopy_unclaim_all(MigrationIncomingState *mis)
 {
     g_assert_not_reached();
 }

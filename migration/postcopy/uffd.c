@@ -76,7 +76,7 @@ bool postcopy_uffd_read(MigrationIncomingState *mis)
     /* 0 if the faults that poll() has reported were resolved since */
     n = uffd_read_events(mis->userfault_fd, msgs, ARRAY_SIZE(msgs));
     for (int i = 0; i < n; i++) {
-        PostcopyFault fault = { .first = i == 0, .more = n > 1 };
+        PostcopyFault fault = { .first = i == 0, .flush_later = n > 1 };
 
         postcopy_uffd_serve(mis, &msgs[i], fault);
     }

@@ -221,7 +221,7 @@ static void test_nobody_sleeps_on(const void *shared)
     qemu_thread_join(&faults);
     send_page(asked[1], PAGES);
     qemu_thread_join(&urgent);
-    g_test_message("%d faults were read after their page had come", wakes);
+    g_test_message("%d faults were read after their page was received", wakes);
     end();
 }
 
