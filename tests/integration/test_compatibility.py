@@ -40,7 +40,7 @@ def postcopy(lab, way, channels, machine):
         pair.finish()
         if WAYS[way][1] == FORK:
             faults = pair.faults()
-            # QEMU 10.0 mistakes a page in flight for one of another block (02-postcopy-fixes/0001): on arm64, all vCPUs
+            # QEMU 10.0 mistakes a page in flight for one of another block (02-postcopy-fixes/0002): on arm64, all vCPUs
             # may wait for pvtime's only page until all others are received.
             late = machine == VIRT and WAYS[way][0] != FORK
             assert faults["exits"] + (faults["populated"] if late else 0) > 20, faults
