@@ -68,14 +68,10 @@ def test_pages_around_a_requested_one(place, channels):
     assert 1 < max(together) <= 32 and calls < pages
     # When the stream ends, the destination only reads requested pages from that channel: these pages would be lost.
     assert not unasked
-
-
-@pytest.mark.slow
-def test_pages_around_a_requested_one_on_a_slow_wire(place):
-    """Most requested pages go without others. Some do not: zeros, those that fill the wire's buffers at first, and more
-    where this machine is busy, since a request takes longer there."""
-    together = around(place, "preempt", RATE)[0]
-    assert statistics.median(together) == 1, together
+    if channels == "preempt":
+        slow = around(place, channels, RATE)[0]
+        print(f"{statistics.mean(together):.1f} for a request, {statistics.mean(slow):.1f} on a slow wire")
+        assert statistics.mean(slow) < statistics.mean(together), (slow, together)
 
 
 class Order(Lie):
