@@ -58,7 +58,7 @@ PostcopyAsyncVCPU *postcopy_async_vcpu(CPUState *cpu)
 
 bool postcopy_async_prepare(void)
 {
-    g_autoptr(Error) err = NULL;
+    Error *err = NULL;
 
     if (!async_ops) {
         trace_postcopy_async_off("architecture");
@@ -66,6 +66,7 @@ bool postcopy_async_prepare(void)
         trace_postcopy_async_off("parameter");
     } else if (!async_ops->start(&err)) {
         trace_postcopy_async_off(error_get_pretty(err));
+        error_free(err);
     } else {
         return true;
     }

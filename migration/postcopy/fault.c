@@ -425,7 +425,7 @@ static bool postcopy_fault_exits_available(Error **errp)
 bool postcopy_fault_exits_check(Error **errp)
 {
     ERRP_GUARD();
-    g_autoptr(Error) err = NULL;
+    Error *err = NULL;
 
     if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF) {
         return true;
@@ -438,9 +438,10 @@ bool postcopy_fault_exits_check(Error **errp)
         return true;
     }
     if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_AUTO) {
+        error_free(err);
         return true;
     }
-    error_propagate(errp, g_steal_pointer(&err));
+    error_propagate(errp, err);
     error_prepend(errp, "postcopy-fault-exits=on: ");
     error_append_hint(errp, "Set postcopy-fault-exits to 'auto' or 'off', or "
                       "run on a host kernel that has the feature.\n");
@@ -449,7 +450,7 @@ bool postcopy_fault_exits_check(Error **errp)
 
 static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
 {
-    g_autoptr(Error) err = NULL;
+    Error *err = NULL;
 
     if (migrate_postcopy_fault_exits() == ON_OFF_AUTO_OFF) {
         trace_postcopy_fault_exits_off("parameter");
@@ -469,6 +470,7 @@ static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
     }
     if (!postcopy_fault_exits_available(&err)) {
         trace_postcopy_fault_exits_off(error_get_pretty(err));
+        error_free(err);
         return;
     }
 
@@ -482,8 +484,7 @@ static void postcopy_fault_exits_enable(MigrationIncomingState *mis)
     }
     if (!kvm_exit_on_missing_enable(&postcopy_fault_missing_ops, &err)) {
         /* The guest has left the source: continue without exits */
-        warn_reportf_err(g_steal_pointer(&err),
-                         "postcopy uses only userfaultfd: ");
+        warn_reportf_err(err, "postcopy uses only userfaultfd: ");
         return;
     }
     postcopy_async_start(mis);

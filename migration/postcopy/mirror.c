@@ -113,11 +113,12 @@ static void *postcopy_mirror_map(RAMBlock *rb, bool shared, Error **errp)
 
 uint64_t postcopy_mirror_open(PostcopyMirrors *m, RAMBlock *rb, bool shared)
 {
-    g_autoptr(Error) err = NULL;
+    Error *err = NULL;
     void *mirror = postcopy_mirror_map(rb, shared, &err);
 
     if (!mirror) {
         trace_postcopy_no_mirror(rb->idstr, error_get_pretty(err));
+        error_free(err);
         return 0;
     }
     rb->postcopy_mirror = mirror;

@@ -154,7 +154,7 @@ static bool holes_try_pagemap(SnapshotHoles *h, char *host, Error **errp)
 static void holes_open_pagemap(SnapshotHoles *h)
 {
     size_t size = 2 * qemu_real_host_page_size();
-    g_autoptr(Error) err = NULL;
+    Error *err = NULL;
     char *host;
     bool ok;
 
@@ -172,6 +172,7 @@ static void holes_open_pagemap(SnapshotHoles *h)
     }
     if (!ok) {
         trace_snapshot_holes_no_pagemap(error_get_pretty(err));
+        error_free(err);
         if (h->pagemap >= 0) {
             close(h->pagemap);
             h->pagemap = -1;
