@@ -63,6 +63,8 @@ class LinuxPair(BasePair[LinuxSide]):
         pass
 
 
+# From an empty cache it compiles a Linux
+@pytest.mark.timeout(3600)
 @pytest.mark.slow
 @pytest.mark.aarch64
 @pytest.mark.parametrize("way", ["precopy", "postcopy"])
