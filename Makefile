@@ -116,7 +116,7 @@ fuzz: build      ## FUZZ=60 seconds of migration streams that lie, to both sides
 	@build/venv/bin/python tests/fuzz/fuzz.py --seconds $(FUZZ) $(if $(filter file,$(origin SEED)),,--seed $(SEED))
 
 MUTANTS ?= 24
-check-mutants: stock inject guest kernel ## whether the tests find MUTANTS=24 faults in our code, from SEED=N or random ones; up to two hours
+check-mutants: stock inject guest kernel ## whether the tests find MUTANTS=24 faults in our code, from SEED=N or random ones; up to three hours
 	@build/venv/bin/python tests/mutants/mutants.py --number $(MUTANTS) $(if $(filter file,$(origin SEED)),,--seed $(SEED))
 
 lab-shell: guest kernel ## a shell in the lab's first-level machine

@@ -80,12 +80,12 @@ PostcopyAsyncVCPU *postcopy_async_vcpus_new(unsigned n)
         QSIMPLEQ_INIT(&v->ready);
         for (unsigned j = 0; j < POSTCOPY_ASYNC_TOKENS; j++) {
             postcopy_waiter_init(&v->tokens[j].waiter);
-            v->tokens[j].waiter.received = postcopy_token_received;
+            v->tokens[j].waiter.on_received = postcopy_token_received;
             v->tokens[j].vcpu = v;
         }
         for (unsigned j = 0; j < POSTCOPY_ASYNC_HALTS; j++) {
             postcopy_waiter_init(&v->halts[j].waiter);
-            v->halts[j].waiter.received = postcopy_halt_received;
+            v->halts[j].waiter.on_received = postcopy_halt_received;
             v->halts[j].vcpu = v;
         }
     }

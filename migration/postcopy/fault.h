@@ -69,8 +69,8 @@ typedef enum PostcopyFaultSend {
 
 /*
  * A vCPU has missed a page: request it if it was not requested.  When the page
- * is received, @waiter is woken, or its received() called, unless this returns
- * POSTCOPY_PAGE_RECEIVED.
+ * is received, @waiter is woken, or its on_received() called, unless this
+ * returns POSTCOPY_PAGE_RECEIVED.
  */
 PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
                                        PostcopyWaiter *waiter,

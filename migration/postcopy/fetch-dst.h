@@ -51,7 +51,7 @@ struct PostcopyFetch {
      */
     unsigned unflushed;
     /*
-     * Protects @settled to @ended, and whether a channel has @in; taken after
+     * Protects @settled to @n_ended, and whether a channel has @in; taken after
      * the channel's own lock.  Held at most for a shutdown().
      */
     QemuMutex lock;

@@ -178,8 +178,8 @@ static void postcopy_wake_waiters(PostcopyWaiterList *wake)
     PostcopyWaiter *waiter, *next;
 
     QSLIST_FOREACH_SAFE(waiter, wake, next_woken, next) {
-        if (waiter->received) {
-            waiter->received(waiter);
+        if (waiter->on_received) {
+            waiter->on_received(waiter);
             continue;
         }
         /*
@@ -362,7 +362,7 @@ PostcopyPageState postcopy_request_begin(PostcopyRequests *r,
             r->stats.ahead_missed++;
         }
         repeated = !postcopy_request_add(r, req, fault);
-        if (!repeated && r->ops->missed && !(waiter && waiter->received)) {
+        if (!repeated && r->ops->missed && !(waiter && waiter->on_received)) {
             r->ops->missed(page, fault->tid);
         }
     }

@@ -61,7 +61,7 @@ typedef struct PostcopyWaiter {
      * NULL, or called in place of waking a thread once the page was received:
      * by the thread that has placed it, without the lock.  Constant.
      */
-    void (*received)(struct PostcopyWaiter *waiter);
+    void (*on_received)(struct PostcopyWaiter *waiter);
     /* Set when the page was received, or the waiter was kicked */
     QemuEvent woken;
     /* Host page that the thread waits for, or NULL.  Under the lock. */
@@ -86,8 +86,8 @@ typedef struct PostcopyFault {
     /*
      * Waiter of a vCPU that has left KVM_RUN.  The vCPU then calls
      * postcopy_request_wait(), unless the page was received or the waiter has
-     * received().  NULL for userfaultfd, whose threads wait in the kernel: if
-     * the page was received, the caller must wake them.
+     * on_received().  NULL for userfaultfd, whose threads wait in the kernel:
+     * if the page was received, the caller must wake them.
      */
     PostcopyWaiter *waiter;
     /* For userfaultfd: the page is in the file, but not mapped */

@@ -22,10 +22,10 @@
 typedef struct PostcopySource {
     /*
      * Request @page, a host page that has an entry in PostcopyRequests, on the
-     * connection @page->channel.  With @more, the request may stay in a buffer
-     * until flush().  Returns 0, or negative errno if there is no connection:
-     * the entry stays, and recovery requests the page again.  The page may have
-     * been placed before this returns.
+     * connection @page->channel.  With @flush_later, the request may stay in a
+     * buffer until flush().  Returns 0, or negative errno if there is no
+     * connection: the entry stays, and recovery requests the page again.  The
+     * page may have been placed before this returns.
      */
     int (*request)(MigrationIncomingState *mis, const PostcopyPage *page,
                    bool flush_later);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""QEMU's own migration qtests, unchanged, and ours, with the fork on this machine.
+"""QEMU's own migration qtests with those that the series adds, and ours, with the fork on this machine.
 
 The default set runs on TCG in make check; the slow set on TCG and on /dev/kvm in
 make check-integration. The machine type is pc, since SeaBIOS 1.16 needs half a minute to boot

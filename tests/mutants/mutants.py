@@ -6,9 +6,12 @@ a commit that changed such a file and a test together. Each is built into QEMU a
 that docs/devel/source-map.md names for the file runs up to the first failure, for six minutes at most: unit tests,
 then the tests of make check, then the slow ones.
 
-A fault that no test finds is a survivor: read it. Either it changes nothing that matters, or a test is missing.
-Writes build/reports/mutants.json. The exit status is 0 whatever survives.
+A fault that all tests pass has survived: read it. Either it changes nothing that matters, or a test is missing.
+"no time" means that the tests which ran in six minutes passed. A test that fails is run once more without the
+fault: if it fails again, the program ends. Writes build/reports/mutants.json; the exit status is 0 whatever survives.
 """
+import contextlib
+import io
 import json
 import os
 import random
@@ -30,9 +33,9 @@ RULES = "universal.rules", "c_like.rules", "c.rules"
 LIMIT_S = 360
 BUILDS = "inject", "fork"
 PROGRAM = "qemu-system-x86_64"
-# A fault there changes what is reported, or nothing
+# A fault there changes what is reported, or does not compile
 TELLS = re.compile(r"trace_|(?:error|warn|info)_(?:report|setg|prepend)|_inject_|assert|monitor_printf|"
-                   r"^\s*(?:\*|/\*|g_auto|\w[\w ]* \**\w+(?: = [^(]*)?;$)")
+                   r"^\s*(?:\*|/\*|g_auto|(?!return|goto)\w[\w ]* \**\w+;$)")
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Fault:
     kind: str
     file: str
     topic: str
+    object: str
     what: str
     text: str
     outcome: str = ""
@@ -52,12 +56,15 @@ def run(*command, **kwargs):
 
 
 def topics():
-    """The topic of each of our C files that x86's QEMU has."""
+    """The topic of each of our C files that x86's QEMU has, with its object file."""
+    compiled = {entry["file"].split("src/", 1)[-1]: entry["output"]
+                for entry in json.loads((BUILD / BUILDS[0] / "compile_commands.json").read_text())}
     found = {}
     for section in re.split(r"^## ", (ROOT / "docs/devel/source-map.md").read_text(), flags=re.M):
         if topic := re.search(r"`make check-(\w+)`", section):
-            for link in re.findall(r"\(\.\./\.\./((?:migration|accel|target/i386|hw/virtio)/[\w/.-]+\.c)\)", section):
-                found[link] = topic[1]
+            for link in re.findall(r"\(\.\./\.\./((?:migration|accel|target/i386|hw)/[\w/.-]+\.c)\)", section):
+                if link in compiled:
+                    found[link] = topic[1], compiled[link]
     return found
 
 
@@ -86,10 +93,8 @@ def drawn(chance, files):
         line = lines[number]
         if not line.startswith("    ") or TELLS.search(line) or not line.rstrip().endswith((";", "{", ")")):
             continue
-        with open(os.devnull, "w") as null:
-            shown, sys.stdout = sys.stdout, null
+        with contextlib.redirect_stdout(io.StringIO()):
             found = mutate([line], RULES, ignorePatterns=[])
-            sys.stdout = shown
         if not found:
             continue
         # Some rules add a line, which moves all others
@@ -97,7 +102,7 @@ def drawn(chance, files):
         if "\n" in new:
             continue
         text = "".join([*lines[:number], new + "\n", *lines[number + 1:]])
-        yield Fault("drawn", name, files[name], f"{number + 1}: {line.strip()}  ->  {new.strip()}", text)
+        yield Fault("drawn", name, *files[name], f"{number + 1}: {line.strip()}  ->  {new.strip()}", text)
 
 
 def undone(chance, files):
@@ -117,27 +122,30 @@ def undone(chance, files):
                  and re.search(r"^\+(?!\s*/?\*)\s*\S", hunk, re.M)]
         if not hunks:
             continue
-        undo = run("patch", "-R", "-s", "-f", "-r", "-", "-o", "-", name, input=head + chance.choice(hunks))
+        undo = run("patch", "-R", "-s", "-f", "-F0", "-r", "-", "-o", "-", name, input=head + chance.choice(hunks))
         if undo.returncode == 0:
             subject = run("git", "log", "-1", "--format=%h %s", number).stdout.strip()
-            yield Fault("undone", name, files[name], subject, undo.stdout)
+            yield Fault("undone", name, *files[name], subject, undo.stdout)
 
 
 def code(name):
-    """The machine code of a file in the first build."""
+    """What an object file of the first build has but for debug information, or None if it does not compile."""
     folder = BUILD / BUILDS[0]
-    output = next(entry["output"] for entry in json.loads((folder / "compile_commands.json").read_text())
-                  if entry["file"].endswith("src/" + name))
-    done = run("ninja", "-C", folder, output)
-    return run("objdump", "-drs", "-j", ".text", folder / output).stdout if done.returncode == 0 else None
+    if run("ninja", "-C", folder, name).returncode:
+        return None
+    without = BUILD / "mutants/object"
+    run("objcopy", "--strip-debug", folder / name, without)
+    return without.read_bytes()
 
 
 def build(topic):
+    """Returns the messages of a build that fails."""
     for folder in BUILDS:
         more = [f"tests/unit/{unit}" for unit in topic_words(topic)[0]] if folder == "fork" else []
         done = run("scripts/ninja", f"build/{folder}", PROGRAM, *more)
         if done.returncode:
-            raise ProgramError(done.stdout + done.stderr)
+            return done.stdout + done.stderr
+    return ""
 
 
 def topic_words(topic):
@@ -148,62 +156,80 @@ def topic_words(topic):
     return units, [word for word in words if re.match(r"tests/(?!static)", word)]
 
 
+def pytest(words, limit_s):
+    """Pytest's exit status, None if time was up, and the first test that fails."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "--dist", "loadgroup", "-rfE",
+               "--show-capture=no", "--tb=line", *words]
+    # A group of its own: Ctrl-C reaches it once
+    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               start_new_session=True,
+                               env={k: v for k, v in os.environ.items() if k not in ("TESTS", "TESTED")})
+    try:
+        output, _ = process.communicate(timeout=max(1, limit_s))
+    except subprocess.TimeoutExpired:
+        return None, ""
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=90)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    found = re.search(r"^(?:FAILED|ERROR) (\S+(?: [^-]\S*)*)", output, re.M)
+    if process.returncode not in (0, 1, 5) or (process.returncode == 1 and not found):
+        raise ProgramError(f"pytest could not run:\n{output}")
+    return process.returncode, found[1] if found else ""
+
+
 def failure(topic):
-    """The first test that fails, or None."""
+    """The outcome, and the first test that fails."""
     units, paths = topic_words(topic)
     end = time.monotonic() + LIMIT_S
     ways = [["tests/static/test_unit.py", "-k", " or ".join(f"{unit}]" for unit in units)]] if units else []
     ways += [["-m", "not slow", *paths], ["-m", "slow", *paths]]
     for words in ways:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "--dist", "loadgroup", "-rfE",
-                   "--show-capture=no", "--tb=line", *words]
-        process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        try:
-            output, _ = process.communicate(timeout=max(1, end - time.monotonic()))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt) as e:
-            process.send_signal(signal.SIGINT)
-            output, _ = process.communicate()
-            if isinstance(e, KeyboardInterrupt):
-                raise
-        if found := re.search(r"^(?:FAILED|ERROR) (.*)", output, re.M):
-            return found[1][:200]
-        if process.returncode not in (0, 2, 5):
-            return output.splitlines()[-1][:200] if output else f"exit status {process.returncode}"
-        if time.monotonic() >= end:
-            break
-    return None
+        status, test = pytest(words, end - time.monotonic())
+        if status is None:
+            return "no time", ""
+        if test:
+            return "found", test
+    return "survived", ""
 
 
 def try_fault(fault, before):
+    """Returns false if it is none: it does not compile, or changes nothing."""
     path = ROOT / fault.file
     since = time.monotonic()
-    path.write_text(fault.text)
+    was = path.read_text()
     try:
-        changed = code(fault.file)
-        if changed is None or changed == before:
+        path.write_text(fault.text)
+        if code(fault.object) in (None, before) or build(fault.topic):
             return False
-        build(fault.topic)
-        found = failure(fault.topic)
-        fault.outcome, fault.by = ("found", found) if found else ("survived", "")
+        fault.outcome, fault.by = failure(fault.topic)
         fault.took_s = round(time.monotonic() - since)
     finally:
-        run("git", "checkout", "-q", "--", fault.file)
-        os.utime(path)
+        path.write_text(was)
+    if fault.by:
+        if build(fault.topic):
+            raise ProgramError("QEMU does not build as it was")
+        if pytest([fault.by], LIMIT_S)[1]:
+            raise ProgramError(f"{fault.by} also fails without a fault: mend it first")
     return True
 
 
 def report(seed, faults):
     REPORTS.mkdir(parents=True, exist_ok=True)
-    rows = [{k: v for k, v in asdict(fault).items() if k != "text"} for fault in faults]
+    rows = [{k: v for k, v in asdict(fault).items() if k not in ("text", "object")} for fault in faults]
     (REPORTS / "mutants.json").write_text(json.dumps({"seed": seed, "faults": rows}, indent=1) + "\n")
 
 
 def main(options):
     files = topics()
-    if run("git", "status", "--porcelain", "--", *files).stdout:
-        raise ProgramError("our own files have changes that are not committed, and are about to be broken: "
-                           "commit or stash them")
-    seed = options.seed or random.randrange(1 << 32)
+    status = run("git", "status", "--porcelain", "--", *files)
+    if status.returncode or status.stdout:
+        raise ProgramError("our own files, which are about to be broken, have changes that are not committed: commit "
+                           f"them, or git checkout them if a run was killed\n{status.stdout}{status.stderr}")
+    seed = random.randrange(1 << 32) if options.seed is None else options.seed
     say(f"{options.number} faults by SEED={seed}")
     chance = random.Random(seed)
     sources = drawn(chance, files), undone(chance, files)
@@ -214,18 +240,21 @@ def main(options):
             if fault is None:
                 raise ProgramError("no more commits can be undone: is this a shallow clone?")
             if fault.file not in before:
-                before[fault.file] = code(fault.file)
+                before[fault.file] = code(fault.object)
             if try_fault(fault, before[fault.file]):
                 faults.append(fault)
                 say(f"{len(faults)}. {fault.outcome} after {fault.took_s:.0f} s, {fault.kind}, {fault.file} "
                     f"{fault.what}" + f"\n      by {fault.by}" * bool(fault.by))
                 report(seed, faults)
     finally:
-        say("building QEMU as it was")
-        for topic in set(files.values()):
-            build(topic)
-    found = sum(fault.outcome == "found" for fault in faults)
-    print(f"{found} of {len(faults)} faults were found; SEED={seed}; {shlex.quote(str(REPORTS / 'mutants.json'))}")
+        if before:
+            say("building QEMU as it was")
+            for topic in sorted({topic for topic, _ in files.values()}):
+                build(topic)
+    outcomes = [fault.outcome for fault in faults]
+    path = shlex.quote(str(REPORTS / "mutants.json"))
+    print(f"{outcomes.count('found')} of {len(faults)} faults were found, {outcomes.count('survived')} survived; "
+          f"SEED={seed}; {path}")
 
 
 if __name__ == "__main__":
