@@ -21,7 +21,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from tests.lab import cli
 from tests.lab.cli import ProgramError, say
@@ -38,12 +39,16 @@ TELLS = re.compile(r"trace_|(?:error|warn|info)_(?:report|setg|prepend)|_inject_
                    r"^\s*(?:\*|/\*|g_auto|(?!return|goto)\w[\w ]* \**\w+;$)")
 
 
-@dataclass
-class Fault:
-    kind: str
+class Place(NamedTuple):
     file: str
     topic: str
     object: str
+
+
+@dataclass
+class Fault:
+    kind: str
+    place: Place
     what: str
     text: str
     outcome: str = ""
@@ -64,7 +69,7 @@ def topics():
         if topic := re.search(r"`make check-(\w+)`", section):
             for link in re.findall(r"\(\.\./\.\./((?:migration|accel|target/i386|hw)/[\w/.-]+\.c)\)", section):
                 if link in compiled:
-                    found[link] = topic[1], compiled[link]
+                    found[link] = Place(link, topic[1], compiled[link])
     return found
 
 
@@ -102,7 +107,7 @@ def drawn(chance, files):
         if "\n" in new:
             continue
         text = "".join([*lines[:number], new + "\n", *lines[number + 1:]])
-        yield Fault("drawn", name, *files[name], f"{number + 1}: {line.strip()}  ->  {new.strip()}", text)
+        yield Fault("drawn", files[name], f"{number + 1}: {line.strip()}  ->  {new.strip()}", text)
 
 
 def undone(chance, files):
@@ -125,7 +130,7 @@ def undone(chance, files):
         undo = run("patch", "-R", "-s", "-f", "-F0", "-r", "-", "-o", "-", name, input=head + chance.choice(hunks))
         if undo.returncode == 0:
             subject = run("git", "log", "-1", "--format=%h %s", number).stdout.strip()
-            yield Fault("undone", name, *files[name], subject, undo.stdout)
+            yield Fault("undone", files[name], subject, undo.stdout)
 
 
 def code(name):
@@ -198,19 +203,19 @@ def failure(topic):
 
 def try_fault(fault, before):
     """Returns false if it is none: it does not compile, or changes nothing."""
-    path = ROOT / fault.file
+    path = ROOT / fault.place.file
     since = time.monotonic()
     was = path.read_text()
     try:
         path.write_text(fault.text)
-        if code(fault.object) in (None, before) or build(fault.topic):
+        if code(fault.place.object) in (None, before) or build(fault.place.topic):
             return False
-        fault.outcome, fault.by = failure(fault.topic)
+        fault.outcome, fault.by = failure(fault.place.topic)
         fault.took_s = round(time.monotonic() - since)
     finally:
         path.write_text(was)
     if fault.by:
-        if build(fault.topic):
+        if build(fault.place.topic):
             raise ProgramError("QEMU does not build as it was")
         if pytest([fault.by], LIMIT_S)[1]:
             raise ProgramError(f"{fault.by} also fails without a fault: mend it first")
@@ -219,7 +224,8 @@ def try_fault(fault, before):
 
 def report(seed, faults):
     REPORTS.mkdir(parents=True, exist_ok=True)
-    rows = [{k: v for k, v in asdict(fault).items() if k not in ("text", "object")} for fault in faults]
+    rows = [{"kind": fault.kind, "file": fault.place.file, "topic": fault.place.topic, "what": fault.what,
+             "outcome": fault.outcome, "by": fault.by, "took_s": fault.took_s} for fault in faults]
     (REPORTS / "mutants.json").write_text(json.dumps({"seed": seed, "faults": rows}, indent=1) + "\n")
 
 
@@ -233,23 +239,24 @@ def main(options):
     say(f"{options.number} faults by SEED={seed}")
     chance = random.Random(seed)
     sources = drawn(chance, files), undone(chance, files)
-    faults, before = [], {}
+    faults: list[Fault] = []
+    before: dict[Place, Any] = {}
     try:
         while len(faults) < options.number:
             fault = next(sources[len(faults) % 2], None)
             if fault is None:
                 raise ProgramError("no more commits can be undone: is this a shallow clone?")
-            if fault.file not in before:
-                before[fault.file] = code(fault.object)
-            if try_fault(fault, before[fault.file]):
+            if fault.place not in before:
+                before[fault.place] = code(fault.place.object)
+            if try_fault(fault, before[fault.place]):
                 faults.append(fault)
-                say(f"{len(faults)}. {fault.outcome} after {fault.took_s:.0f} s, {fault.kind}, {fault.file} "
+                say(f"{len(faults)}. {fault.outcome} after {fault.took_s:.0f} s, {fault.kind}, {fault.place.file} "
                     f"{fault.what}" + f"\n      by {fault.by}" * bool(fault.by))
                 report(seed, faults)
     finally:
         if before:
             say("building QEMU as it was")
-            for topic in sorted({topic for topic, _ in files.values()}):
+            for topic in sorted({place.topic for place in files.values()}):
                 build(topic)
     outcomes = [fault.outcome for fault in faults]
     path = shlex.quote(str(REPORTS / "mutants.json"))
