@@ -42,7 +42,9 @@ def parser(doc: str | None) -> ArgumentParser:
 
 def main(name: str, run: Callable[[Namespace], int | None], options: Namespace) -> None:
     """Exit with the status that run(options) returns, or with one line if it fails or is interrupted."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGINT, too: a shell's background jobs ignore it, and what they start
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         sys.exit(run(options))
     except KeyboardInterrupt:
