@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.lab import cli
 from tests.lab.cli import ProgramError, say
@@ -162,7 +162,7 @@ def topic_words(topic):
 
 
 def pytest(words, limit_s):
-    """Pytest's exit status, None if time was up, and the first test that fails."""
+    """The first test that fails, "" if none does, None if time was up."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "auto", "--dist", "loadgroup", "-rfE",
                "--show-capture=no", "--tb=line", *words]
     # A group of its own: Ctrl-C reaches it once
@@ -172,7 +172,7 @@ def pytest(words, limit_s):
     try:
         output, _ = process.communicate(timeout=max(1, limit_s))
     except subprocess.TimeoutExpired:
-        return None, ""
+        return None
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -184,7 +184,7 @@ def pytest(words, limit_s):
     # With -x, xdist ends by the status of an interruption
     if process.returncode not in (0, 5) and not found:
         raise ProgramError(f"pytest could not run:\n{output}")
-    return process.returncode, found[1] if found else ""
+    return found[1] if found else ""
 
 
 def failure(topic):
@@ -194,8 +194,8 @@ def failure(topic):
     ways = [["tests/static/test_unit.py", "-k", " or ".join(f"{unit}]" for unit in units)]] if units else []
     ways += [["-m", "not slow", *paths], ["-m", "slow", *paths]]
     for words in ways:
-        status, test = pytest(words, end - time.monotonic())
-        if status is None:
+        test = pytest(words, end - time.monotonic())
+        if test is None:
             return "no time", ""
         if test:
             return "found", test
@@ -218,7 +218,7 @@ def try_fault(fault, before):
     if fault.by:
         if build(fault.place.topic):
             raise ProgramError("QEMU does not build as it was")
-        if pytest([fault.by], LIMIT_S)[1]:
+        if pytest([fault.by], LIMIT_S):
             raise ProgramError(f"{fault.by} also fails without a fault: mend it first")
     return True
 
@@ -241,7 +241,7 @@ def main(options):
     chance = random.Random(seed)
     sources = drawn(chance, files), undone(chance, files)
     faults: list[Fault] = []
-    before: dict[Place, Any] = {}
+    before: dict[Place, bytes | None] = {}
     try:
         while len(faults) < options.number:
             fault = next(sources[len(faults) % 2], None)
