@@ -105,19 +105,18 @@ bench-%: stock guest kernel ## one or a few of them: bench-demand-paging, -postc
 	@$(BENCH) --suite $*$(and $(S),$(filter async,$*),$(S))
 
 SOAK ?= 200
-SEED ?= 1
-soak: guest kernel ## SOAK=200 random migrations in the lab, from SEED=1 on, killed, cut, paused and recovered at each phase; FETCH=1: all by fetch channels
-	@build/venv/bin/python tests/postcopy/soak.py --number $(SOAK) --seed $(SEED) $(if $(FETCH),--fetch)
+soak: guest kernel ## SOAK=200 random migrations in the lab, from SEED=N or a random one on, killed, cut, paused and recovered at each phase; FETCH=1: all by fetch channels
+	@build/venv/bin/python tests/postcopy/soak.py --number $(SOAK) $(if $(SEED),--seed $(SEED)) $(if $(FETCH),--fetch)
 
 FUZZ ?= 60
 fuzz: build      ## FUZZ=60 seconds of migration streams that lie, to both sides, from SEED=N or a random one
 	@scripts/setup fuzz
 	@scripts/ninja build/fuzz qemu-fuzz-x86_64
-	@build/venv/bin/python tests/fuzz/fuzz.py --seconds $(FUZZ) $(if $(filter file,$(origin SEED)),,--seed $(SEED))
+	@build/venv/bin/python tests/fuzz/fuzz.py --seconds $(FUZZ) $(if $(SEED),--seed $(SEED))
 
 MUTANTS ?= 24
 check-mutants: stock inject guest kernel ## whether the tests find MUTANTS=24 faults in our code, from SEED=N or random ones; up to three hours
-	@build/venv/bin/python tests/mutants/mutants.py --number $(MUTANTS) $(if $(filter file,$(origin SEED)),,--seed $(SEED))
+	@build/venv/bin/python tests/mutants/mutants.py --number $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 lab-shell: guest kernel ## a shell in the lab's first-level machine
 	@tests/lab/lab --arch $(ARCH) shell

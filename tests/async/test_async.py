@@ -194,12 +194,11 @@ def test_on_to_a_qemu_that_knows_nothing_of_it(lab):
         go_on(pair)
 
 
-@pytest.mark.timeout(900)
 @slow
 @on_both()
-def test_ten_in_a_row(lab):
+def test_three_in_a_row(lab):
     with guest_with(lab, cpus=2) as pair:
-        for n in range(10):
+        for n in range(3):
             if n:
                 pair.next()
             pair.postcopy(bandwidth=16 * MIB)

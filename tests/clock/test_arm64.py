@@ -88,7 +88,7 @@ def test_stopped(lab, way, one_offset):
         assert not pair.warnings()
 
 
-@on_aarch64("lazy", [(True,), (False,)], quick=[(True,)])
+@on_aarch64("lazy", [True, False])
 def test_from_a_file(lab, lazy):
     with CounterPair(lab, switch="on", return_path=False, capabilities=None,
                      destination_options=["-global", "migration.guest-time-restore=continuous"]) as pair:
@@ -122,7 +122,7 @@ def timers_fire(pair, jump):
     ("precopy", "stopped", False, 12), ("precopy", "stopped", True, 7),
     ("postcopy", "continuous", False, 12), ("postcopy", "continuous", True, 7),
     ("postcopy", "stopped", True, 12), ("postcopy", "stopped", False, 7),
-], quick=[("postcopy", "stopped", False, 7)])
+])
 def test_timers(lab, way, policy, one_offset, due_s):
     """Timers that were armed before the migration, two on each vCPU."""
     in_blackout = policy == "continuous" and due_s == 7

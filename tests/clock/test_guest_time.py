@@ -826,8 +826,10 @@ def test_cpr_transfer(lab, policy):
         assert not pair.warnings()
 
 
-@pytest.mark.parametrize(("policy", "lazy"), [("continuous", True), ("continuous", False), (None, True)],
-                         ids=["continuous-lazy", "continuous", "stopped-lazy"])
+@pytest.mark.parametrize(("policy", "lazy"), [
+    pytest.param("continuous", True, id="continuous-lazy"),
+    pytest.param("continuous", False, id="continuous", marks=pytest.mark.slow),
+    pytest.param(None, True, id="stopped-lazy", marks=pytest.mark.slow)])
 def test_from_a_file(lab, policy, lazy):
     """guest-time-restore decides; guest-time-max-gap only applies to migrations."""
     words = ["-global", "migration.guest-time-max-gap=1",

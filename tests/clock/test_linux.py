@@ -12,7 +12,7 @@ from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import MIB, until
 
 CPUS = 2
-HOPS = 20
+HOPS = 6
 GAP_S = 2
 TAI_S = 37
 # Linux detects Hyper-V, whose clock it prefers to the TSC

@@ -503,7 +503,8 @@ def test_silent_end(place):
         pair.recover_and_finish()
 
 
-@pytest.mark.parametrize("exits, fetch", [("off", 0), ("off", 4), ("on", 4)])
+@pytest.mark.parametrize("exits, fetch", [
+    pytest.param("off", 0, marks=slow), pytest.param("off", 4, marks=slow), ("on", 4)])
 def test_hot_first(place, exits, fetch):
     """The pages that the guest wrote before it was stopped, an eighth of its memory, anywhere, are received first."""
     with Pair(place, exits=exits, fetch=fetch, pattern="hot", memory_mb=48, zero=0, traced=False,

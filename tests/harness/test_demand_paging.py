@@ -6,6 +6,7 @@ import pytest
 
 from tests.lab import kvm_interface
 
+pytestmark = pytest.mark.slow
 PROGRAM = "build/tests/demand-paging"
 PAGES = 512     # of two vCPUs with 1 MiB each
 

@@ -16,6 +16,8 @@ from tests.lab.arches import on_both
 from tests.lab.lab import CommandFailed, CommandTimeout, KernelComplaint, Lab, LabError
 from tests.lab.paths import LAB, below
 
+pytestmark = pytest.mark.slow
+
 CLI = LAB / "lab"
 
 
@@ -34,7 +36,6 @@ def tap(result):
 
 # The lab's time
 
-@pytest.mark.slow
 def test_time_by_instructions():
     """Work takes as long beside a host's other processes as without them."""
     with Lab(name="icount", icount=True) as lab:
@@ -85,7 +86,7 @@ def test_userfault_interface(lab):
     assert lab.run(f"{abi(lab.arch)} --userfault").rc == 1
 
 
-@pytest.mark.parametrize("arch", ["x86_64", pytest.param("aarch64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_kernel_interface_hidden_at_boot(arch):
     with Lab(name="hidden", append="kvm.exit_on_missing=0", arch=arch) as lab:
         tap(lab.run(f"{abi(arch)} --hidden"))
@@ -196,7 +197,6 @@ def test_panic_at_boot():
         Lab(name="panic", append="rdinit=/none init=/none").__enter__()
 
 
-@pytest.mark.slow
 def test_boot_timeout():
     lab = Lab(name="hang", append="rdinit=/bin/cat", boot_timeout=15)
     with pytest.raises(LabError, match=r"(?s)did not boot in 15 s; CPU#0, .*; the end of \S+serial.log:\n\["):

@@ -9,6 +9,7 @@ from tests.lab.host import Host
 from tests.lab.pair import FORK, Side
 from tests.lab.qtest import Qtest
 
+pytestmark = pytest.mark.slow
 BOTH = ("x86_64", "aarch64")
 ARCHS = pytest.mark.parametrize("arch", BOTH)
 OPTIONS = {"cpus": 4, "memory_mb": 32, "seed": 7}

@@ -2,7 +2,6 @@
 """The fork migrates to and from the QEMU that it is made from, and Debian's newest.
 build/reports/compatibility.md has the results."""
 import contextlib
-from itertools import product
 
 import pytest
 
@@ -11,7 +10,7 @@ from tests.lab.arches import choices, on_aarch64
 from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, STOCK, Pair
 
-WITH_STOCK = {"stock-to-fork": (STOCK, FORK), "fork-to-stock": (FORK, STOCK), "stock-to-stock": (STOCK, STOCK)}
+WITH_STOCK = {"stock-to-fork": (STOCK, FORK), "fork-to-stock": (FORK, STOCK)}
 WAYS = WITH_STOCK | {"peer-to-fork": (PEER, FORK), "fork-to-peer": (FORK, PEER)}
 MACHINES = ("pc-i440fx-10.0", "pc-q35-10.0")
 CHANNELS = ("preempt", "one-channel")
@@ -46,8 +45,7 @@ def postcopy(lab, way, channels, machine):
             assert faults["exits"] + (faults["populated"] if late else 0) > 20, faults
 
 
-# Only make check-all runs stock QEMU on both sides, Debian's newest, which has to be fetched, the second machine, and
-# post-copy without preempt.
+# Only make check-all runs Debian's newest, which has to be fetched, the second machine, and post-copy without preempt.
 QUICK = [("stock-to-fork", MACHINES[0]), ("fork-to-stock", MACHINES[0])]
 
 
@@ -67,26 +65,24 @@ def test_postcopy(lab, way, machine, channels):
     postcopy(lab, way, channels, machine)
 
 
-@on_aarch64("way, channels", product(WITH_STOCK, CHANNELS))
+@on_aarch64("way, channels", zip(WITH_STOCK, CHANNELS, strict=True))
 def test_postcopy_on_aarch64(lab, way, channels):
     postcopy(lab, way, channels, VIRT)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("way", WAYS)
-def test_multifd(lab, way, encrypted):
+def test_multifd(lab, way):
     """Pre-copy by four connections."""
-    with pair_of(lab, way, MACHINES[0], "multifd" + ", TLS" * encrypted, capabilities=None,
-                 tls=tls.directory(lab) if encrypted else None) as pair:
+    with pair_of(lab, way, MACHINES[0], "multifd, TLS", capabilities=None, tls=tls.directory(lab)) as pair:
         pair.use_multifd(4)
         pair.precopy()
         pair.finish()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channels, encrypted", [("preempt", False), ("preempt", True), ("one-channel", False)],
-                         ids=["preempt", "preempt-tls", "one-channel"])
+@pytest.mark.parametrize("channels, encrypted", [("preempt", True), ("one-channel", False)],
+                         ids=["preempt-tls", "one-channel"])
 @pytest.mark.parametrize("way", WAYS)
 def test_recovery(lab, way, channels, encrypted):
     """Post-copy that loses its connection, and is recovered."""
@@ -96,8 +92,8 @@ def test_recovery(lab, way, channels, encrypted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channels, encrypted", [("preempt", False), ("one-channel", False), ("one-channel", True)],
-                         ids=["preempt", "one-channel", "one-channel-tls"])
+@pytest.mark.parametrize("channels, encrypted", [("preempt", False), ("one-channel", True)],
+                         ids=["preempt", "one-channel-tls"])
 @pytest.mark.parametrize("way", ["peer-to-fork", "fork-to-peer"])
 def test_postcopy_behind_multifd(lab, way, channels, encrypted):
     """QEMU 10.0 refuses post-copy with multifd."""

@@ -7,15 +7,9 @@ import pytest
 from tests.lab.arches import on_aarch64, on_both
 from tests.lab.paths import below, qemu
 
-pytestmark = pytest.mark.timeout(400)
-CASES = [
-    pytest.param("plain", marks=pytest.mark.slow),
-    "recovery/plain",
-    pytest.param("preempt/plain", marks=pytest.mark.slow),
-    pytest.param("preempt/recovery/plain", marks=pytest.mark.slow),
-    pytest.param("recovery/double-failures/handshake", marks=pytest.mark.slow),
-    pytest.param("recovery/double-failures/reconnect", marks=pytest.mark.slow),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+CASES = ["plain", "recovery/plain", "preempt/plain", "preempt/recovery/plain", "recovery/double-failures/handshake",
+         "recovery/double-failures/reconnect"]
 
 
 def run(lab, case, options=""):
@@ -46,12 +40,10 @@ def test_postcopy(lab, case):
     assert run(lab, case)
 
 
-@pytest.mark.slow
 def test_postcopy_of_a_guest_that_sleeps(lab):
     run(lab, "suspend")
 
 
-@pytest.mark.slow
 @on_both()
 def test_postcopy_with_exits_off(lab):
     assert run(lab, "plain", "-global migration.postcopy-fault-exits=off") == 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """QEMU's own migration qtests with those that the series adds, and ours, with the fork on this machine.
 
-The default set runs on TCG in make check; the slow set on TCG and on /dev/kvm in
-make check-integration. The machine type is pc, since SeaBIOS 1.16 needs half a minute to boot
-from the AHCI of q35, for which the tests' guests wait.
+The default set runs on TCG in make check; the slow set in make check-integration, on /dev/kvm where
+this machine has it, else on TCG. The machine type is pc, since SeaBIOS 1.16 needs half a minute to
+boot from the AHCI of q35, for which the tests' guests wait.
 """
 import os
 import re
@@ -69,17 +69,9 @@ def test_fault_exits():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("test", [t for t in names(*SLOW) if not DIRTY_RING.search(t)])
-def test_slow_tcg(test):
-    # Without those of KVM's dirty ring, which migration-test offers where there is a /dev/kvm.
-    run(test, *SLOW)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("test", names(*SLOW))
-def test_slow_kvm(test):
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        pytest.skip("this machine has no /dev/kvm; the lab runs the post-copy tests on KVM")
-    if DIRTY_RING.search(test) and not re.search(r"\b(vmx|svm)\b", Path("/proc/cpuinfo").read_text()):
-        pytest.skip("/dev/kvm without VMX or SVM (PVM): the dirty ring fails there with stock QEMU, too")
-    run(test, *SLOW, qemu=KVM)
+def test_slow(test):
+    kvm = os.access("/dev/kvm", os.R_OK | os.W_OK)
+    if DIRTY_RING.search(test) and not (kvm and re.search(r"\b(vmx|svm)\b", Path("/proc/cpuinfo").read_text())):
+        pytest.skip("no /dev/kvm with VMX or SVM: PVM's dirty ring fails with stock QEMU, too")
+    run(test, *SLOW, qemu=KVM if kvm else TCG)

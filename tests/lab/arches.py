@@ -6,10 +6,10 @@ Tests without such a mark only run on x86-64, with the chosen interface: exit-on
 """
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from itertools import product
 from typing import Any, Literal
 
 import pytest
+from allpairspy import AllPairs
 
 from tests.lab import kvm_interface
 
@@ -48,9 +48,9 @@ def _param(arch: str, names: list[str], value: Any, quick: Quick) -> Any:
     return pytest.param(arch, *words, marks=marks, id=f"{arch}-{name}" if name else arch)
 
 
-def _parametrize(arches: Iterable[str], names: str, values: Iterable[Any], quick: Quick) -> Mark:
+def _parametrize(arches: dict[str, Iterable[Any]], names: str, quick: Quick) -> Mark:
     words = names.split(", ") if names else []
-    params = [_param(arch, words, value, quick) for value in values for arch in arches]
+    params = [_param(arch, words, value, quick) for arch, values in arches.items() for value in values]
 
     def mark(test: Callable[..., None]) -> Any:
         where = "place" if "place" in inspect.signature(test).parameters else "lab"
@@ -59,22 +59,25 @@ def _parametrize(arches: Iterable[str], names: str, values: Iterable[Any], quick
 
 
 def choices(*axes: Iterable[Any], quick: Collection[Any]) -> list[Any]:
-    """Values for on_both() or parametrize(): all combinations of one value per axis. Combinations that are not in quick
-    are slow."""
-    return listed(*product(*axes), quick=quick)
+    """Values for on_both() or parametrize(): quick, and slow combinations of one value per axis, so that each pair of
+    values occurs: the soak draws all combinations."""
+    others = AllPairs([list(axis) for axis in axes], previously_tested=[list(value) for value in quick])
+    return [*quick, *(pytest.param(*value, marks=pytest.mark.slow) for value in others)]
 
 
 def listed(*values: Any, quick: Collection[Any]) -> list[Any]:
-    """Like choices(), of these combinations: the soak draws all, so each pair of values is enough."""
+    """Like choices(), of these combinations."""
     return [value if value in quick else pytest.param(*value, marks=pytest.mark.slow) for value in values]
 
 
 def on_both(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> Mark:
-    """Like parametrize(names, values), on x86-64 and on arm64. On arm64 a test is slow, except for the values in quick;
-    True stands for all."""
-    return _parametrize(("x86_64", "aarch64"), names, values, quick)
+    """Like parametrize(names, values) on x86-64; on arm64 only with the values in quick, or else, slow, with the first
+    one: what arm64 decides does not depend on the others. True stands for all."""
+    values = list(values)
+    chosen = values if quick is True else [value for value in values if value in quick]
+    return _parametrize({"x86_64": values, "aarch64": chosen or values[:1]}, names, quick)
 
 
 def on_aarch64(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> Mark:
-    """Like on_both(), only on arm64."""
-    return _parametrize(("aarch64",), names, values, quick)
+    """Like parametrize(names, values), on arm64. Tests are slow, but for the values in quick; True stands for all."""
+    return _parametrize({"aarch64": values}, names, quick)

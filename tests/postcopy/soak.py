@@ -22,7 +22,7 @@ from collections import Counter
 
 from qemu.qmp import ExecuteError
 
-from tests.lab import cli
+from tests.lab import cli, kvm_interface, tls
 from tests.lab.backends import shared_disk
 from tests.lab.failures import ACTIONS, HELD, PHASES, Ended, Failures, diagnosis, phase_wire
 from tests.lab.host import Host
@@ -77,6 +77,10 @@ def chosen(seed, fetch=False):
         # The destination receives all, and the source receives nothing before the connection is cut.
         "mute": r.random() < 0.5 and phase in ("switch", "listen", "eof"),
         "here": r.random() < 0.5,
+        "interface": r.choice(kvm_interface.ALL),
+        # PhaseWire reads a stream of one connection.
+        "tls": r.random() < 0.3 and phase not in HELD,
+        "multifd_channels": r.choice([0, 0, 2, 4]) if phase not in HELD else 0,
     }
     return c | {"action": "cut"} if c["mute"] else c
 
@@ -92,6 +96,8 @@ def told(c):
     words += [c["backend"], c["pattern"], f"{c['mem_mib']} MiB", f"{c['cpus']} vCPUs", f"exits {c['exits']}",
               f"{c['fetch_channels']} fetch channels" if c["fetch_channels"] else
               "preempt" if c["preempt"] else "one channel"]
+    words += [c["interface"]] * (c["exits"] == "on") + ["TLS"] * c["tls"]
+    words += [f"{c['multifd_channels']} multifd channels"] * bool(c["multifd_channels"])
     words += [f"snapshot cancelled after {s:.2f} s" for s in c["snapshot_cancelled_s"]]
     words += ["DIMM unplugged"] * c["dimm"]
     words += [f"disk {c['disk']}"] * bool(c["disk"]) + [f"stopped on the {c['stop']}"] * bool(c["stop"])
@@ -159,15 +165,18 @@ def migrate(lab, c, note=lambda text: None):
         return ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(lab, side)] if c["dimm"] else []
 
     disk = shared_disk(lab, "file.locking=off" * (c["disk"] == "locking-off"))[1] if c["disk"] else ()
-    with Pair(lab, exits=c["exits"], backend=c["backend"], cpus=c["cpus"],
+    interface = kvm_interface.offered(lab, c["interface"]) if c["exits"] == "on" else contextlib.nullcontext()
+    with interface, Pair(lab, exits=c["exits"], backend=c["backend"], cpus=c["cpus"],
               capabilities=("postcopy-preempt",) if c["preempt"] else (),
               memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"], fetch=c["fetch_channels"],
-              zero=c["zero_percent"], seed=c["seed"] & 0xffff,
+              zero=c["zero_percent"], seed=c["seed"] & 0xffff, tls=tls.directory(lab) if c["tls"] else None,
               source_options=[*dimm("source"), *disk],
               destination_options=[*dimm("destination"), *disk]) as pair:
         try:
             faults = Failures(pair, note, locked=c["disk"] == "locked", stop=c["stop"])
             cancel_snapshots(pair, c["snapshot_cancelled_s"], note)
+            if c["multifd_channels"]:
+                pair.use_multifd(c["multifd_channels"])
             uri = pair.listen()
             wire = (phase_wire(pair, uri, c["phase"], c["part_ratio"], c["mute"]) if c["phase"] in HELD else
                     pair.wire(uri))
@@ -287,7 +296,8 @@ class Soak:
             "duration_s": round(time.monotonic() - self.started, 1),
             "by_choice_count": {key: dict(Counter(str(result[key]) for result in self.done))
                                 for key in ("backend", "exits", "preempt", "fetch_channels", "pattern", "cpus",
-                                            "dimm", "disk", "stop", "mute", "phase", "action", "ended")},
+                                            "dimm", "disk", "stop", "mute", "interface", "tls", "multifd_channels",
+                                            "phase", "action", "ended")},
             "by_fault_count": dict(Counter(f"{r['action']} in phase {r['phase']}: {r['ended']}"
                                            for r in self.done if r["phase"])),
             "snapshots_cancelled_count": sum(n == "snapshot cancelled" for r in self.done for n in r["notes"]),
@@ -301,7 +311,8 @@ class Soak:
 def main():
     parser = cli.parser(__doc__)
     parser.add_argument("--number", type=int, default=200, help="of migrations (200)")
-    parser.add_argument("--seed", type=int, default=1, help="of the first one; the others follow (1)")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6),
+                        help="of the first one; the others follow (a random one)")
     parser.add_argument("--fetch", action="store_true", help="each by fetch channels: by themselves, or 1 to 8")
     parser.add_argument("--keep-going", action="store_true", help="go on with the next one after a failure")
     signal.signal(signal.SIGTERM, signal.default_int_handler)

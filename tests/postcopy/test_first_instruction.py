@@ -8,6 +8,7 @@ from tests.lab.backends import CHANNELS
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import NO_FIRST
 
+pytestmark = pytest.mark.slow
 CPUS = 4
 TRACING = "/sys/kernel/debug/tracing"
 EVENTS = ("kvm_exit", "kvm_userspace_exit", "kvm_inj_virq")
@@ -59,8 +60,7 @@ def missed_by_vcpus(lab, options, channels):
             "human-monitor-command", command_line="info registers", cpu_index=cpu)]
 
 
-@pytest.mark.parametrize("channels", ["fetch", *(pytest.param(channels, marks=pytest.mark.slow)
-                                                for channels in CHANNELS if channels != "fetch")])
+@pytest.mark.parametrize("channels", CHANNELS)
 def test_before_the_first_instruction(lab, channels):
     """The vCPU's code, stack and tables, the devices' rings and the handlers of interrupts are received by then."""
     missed = missed_by_vcpus(lab, (), channels)
@@ -69,7 +69,6 @@ def test_before_the_first_instruction(lab, channels):
     assert max(missed) <= 2
 
 
-@pytest.mark.slow
 def test_without_what_must_be_touched_first(lab):
     """Without x-postcopy-first, each vCPU misses several pages in turn: the count above can fail."""
     missed = missed_by_vcpus(lab, NO_FIRST, "fetch")

@@ -58,6 +58,7 @@ def test_outside_of_the_block(place, exits, backend):
         pair.recover()
 
 
+@pytest.mark.slow
 @cases
 def test_short(place, exits, backend):
     with lied_to(place, Short(), exits, backend) as pair:
@@ -87,6 +88,7 @@ def test_never(place, exits, backend):
         pair.recover()
 
 
+@pytest.mark.slow
 @cases
 def test_end_of_urgent_pages(place, exits, backend):
     """The end is sent too early, in place of a page. After recovery, requested pages are received as before."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
 
+import pytest
+
 from tests.lab.arches import both_interfaces, choices, on_both
 from tests.lab.backends import guest_on
 from tests.lab.kvm_interface import USERFAULT
@@ -9,7 +11,7 @@ from tests.lab.paths import SANITIZED
 from tests.lab.text import search
 
 EXITS = ("on", "off")
-WITH_EXITS = choices(EXITS, quick=[("on",)])
+WITH_EXITS = ["on", pytest.param("off", marks=pytest.mark.slow)]
 # Pages of the firmware, which the guest reads. Its memslots are read-only and do not exit.
 ROM_PAGES = 16
 PAGE = 4096
@@ -54,7 +56,7 @@ def assert_shared(faults):
 
 
 @both_interfaces
-@on_both("exits", WITH_EXITS, quick=[("on",)])
+@on_both("exits", WITH_EXITS, quick=["on"])
 def test_different_pages(place, exits):
     migrate(place, exits, pattern="disjoint")
 

@@ -221,7 +221,8 @@ def test_backend_dies_at_the_end(lab):
         pair.destination.wait_says("Failed to receive reply to postcopy_end")
 
 
-@pytest.mark.parametrize("way", ["post-copy", pytest.param("pre-copy", marks=slow)])
+@slow
+@pytest.mark.parametrize("way", ["post-copy", "pre-copy"])
 def test_backend_of_the_source_dies(lab, way):
     """Requests of the guest are lost with the backend: the guest must stay where the next backend finds them."""
     with DiskPair(lab, exits="on", cpus=2) as pair:

@@ -17,6 +17,7 @@ from tests.lab.snapshot import Machine
 from tests.lab.text import search
 
 LAZY = ("mapped-ram", "postcopy-ram")
+QUICK = ("anonymous", "memfd", "hugetlb-file")
 DIMM = ("-object", "memory-backend-ram,id=more,size=8M", "-device", "pc-dimm,id=dimm,memdev=more")
 # Only pages that the guest touches are read.
 NO_REST = ("-global", "migration.restore-background=off")
@@ -47,7 +48,8 @@ def switches(side, cpu):
                                    check=True).output)[1])
 
 
-@on_both("kind", [(kind,) for kind in BACKENDS], quick=[("anonymous",), ("hugetlb-file",)])
+@on_both("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in BACKENDS],
+         quick=["anonymous"])
 def test_memory(lab, kind):
     """By exits, with any kind of memory."""
     options = {"memory_mb": 64, "mem": 48, "pattern": "samehuge"} if "huge" in kind else {}

@@ -73,11 +73,10 @@ def test_calls_of_async_page_faults(lab):
         assert check(side, "ready")["async_pf"]
 
 
-@on_aarch64("way, qemu", [("precopy", INJECT), ("postcopy", INJECT), ("precopy", FORK), ("postcopy", FORK)],
-            quick=[("postcopy", INJECT)])
-def test_migration(lab, way, qemu):
+@on_aarch64("way", WAYS, quick=["postcopy"])
+def test_migration(lab, way):
     """Events run, are pending, masked and disabled during the migration."""
-    with pair(lab, way, source=qemu, destination=qemu) as both:
+    with pair(lab, way, source=INJECT, destination=INJECT) as both:
         check(both.source, "ready")
         if way == "postcopy":
             both.postcopy()
@@ -89,10 +88,10 @@ def test_migration(lab, way, qemu):
         assert not both.source.report().all("moved")
 
 
-@on_aarch64("qemu", [FORK, INJECT], quick=[FORK])
-def test_stops(lab, qemu):
+@on_aarch64(quick=True)
+def test_stops(lab):
     """One vCPU signals another one continuously: an event in flight at a stop is delivered when the VM runs."""
-    with pair(lab, "precopy", source=qemu, destination=qemu) as both:
+    with pair(lab, "precopy") as both:
         check(both.source, "ready")
         for _ in range(30):
             both.source.cmd("stop")
@@ -141,10 +140,10 @@ def test_other_events(lab):
                          "there and 0xffffffff here")
 
 
-@on_aarch64("qemu", [INJECT, FORK], quick=[INJECT])
-def test_reset(lab, qemu):
+@on_aarch64(quick=True)
+def test_reset(lab):
     """A reset while handlers run and events are pending removes both."""
-    with One(lab, qemu) as side:
+    with One(lab, INJECT) as side:
         check(side, "ready")
         side.cmd("set-action", reboot="reset")
         side.cmd("system_reset")

@@ -81,7 +81,8 @@ def test_a_hole_is_zero_when_it_is_written_later(lab, hide, kind, hidden):
                 assert restored.read(page, 8192) == bytes(8192)
 
 
-@pytest.mark.parametrize("kind", ["anonymous", pytest.param("memfd", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["anonymous", "memfd"])
 def test_ballooned_pages(lab, kind):
     """Pages that the guest has given back are holes; before, the same pages are data."""
     with Machine(lab, backend=kind, memory_mb=64, mem=4, machine="pc",
