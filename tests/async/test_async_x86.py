@@ -77,6 +77,7 @@ def withdrawn(pair):
     return sum(name == "kvm_async_pf_withdraw" for name, _ in pair.destination.trace())
 
 
+@slow
 def test_kicked_before_it_is_told(lab):
     """KVM_RUN returns before it enters the guest: the exception is withdrawn, and delivered with the next exit."""
     with pair_with(lab, destination=INJECT) as pair:

@@ -122,7 +122,7 @@ def migrate(lab, variant, options, traced):
         pair.start(uri)
         src.cmd("migrate-start-postcopy")
         pair.destination.wait_event("end")
-        pair.finish()
+        pair.finish(limited=True)
         guest = postcopy.latencies(pair, dst.report(), src.report().the("boot")["tsc_khz"])
         found = []
         if traced:

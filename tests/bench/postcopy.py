@@ -199,7 +199,7 @@ def other_migration(network, options, case, qemu, **words):
         pair.start(uri)
         pair.source.cmd("migrate-start-postcopy")
         yield
-        pair.finish()
+        pair.finish(limited=True)
 
 
 def migrate(lab, variant, case, options, network=None):
@@ -226,7 +226,7 @@ def migrate(lab, variant, case, options, network=None):
             meter.begin()
             src.cmd("migrate-start-postcopy")
             meter.end()
-            pair.finish()
+            pair.finish(limited=True)
         info, total = dst.cmd("query-migrate"), src.cmd("query-migrate")
         requests, demand = total["ram"]["postcopy-requests"], demand_faults(pair)
         report, boot = dst.report(), src.report().the("boot")

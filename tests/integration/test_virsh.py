@@ -31,9 +31,9 @@ def hosts_of(request, machine):
     return functools.partial(Hosts, machine, request.param, f"libvirt-{request.node.name}")
 
 
-def releases(*values, names="hosts_of"):
+def releases(*cases, names="hosts_of"):
     """Cases whose first value is a Debian release, in whose place the one of LIBVIRT is used."""
-    values = [((ONLY or value[0]), *value[1:]) for value in values]
+    values = [((ONLY or case[0]), *case[1:]) for case in cases]
     return pytest.mark.parametrize(names.split(", "), values, indirect=["hosts_of"])
 
 

@@ -704,6 +704,13 @@ class Pair(BasePair[Side]):
         self.wait_paused()
         self.recover_and_finish()
 
+    def finish(self, limited: bool = False) -> None:
+        """limited: the background keeps its limit to the end, and not only until the guest has touched its memory."""
+        if not limited:
+            self.destination.wait_event("end")
+            self.fast()
+        super().finish()
+
     def check_memory(self) -> None:
         self.destination.wait_event("end")
         report = self.destination.report()

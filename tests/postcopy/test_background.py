@@ -59,7 +59,8 @@ def around(place, channels, rate):
             faults["wakes"] + faults["wakes-saved"], (faults["copied-bytes"] + faults["zero-bytes"]) // PAGE_SIZE)
 
 
-@pytest.mark.parametrize("channels", ["preempt", "one-channel", "fetch"])
+@pytest.mark.parametrize("channels", ["preempt", *(pytest.param(channels, marks=pytest.mark.slow)
+                                                  for channels in ("one-channel", "fetch"))])
 def test_pages_around_a_requested_one(place, channels):
     """Pages go along if a request would take longer, and adjacent pages are placed together."""
     together, unasked, calls, pages = around(place, channels, None)
@@ -110,6 +111,7 @@ class SmallFirst(Lie):
             send(self.held)
 
 
+@pytest.mark.slow
 def test_small_page_before_a_huge_one(lab):
     """The small page is placed, though no page of its run follows: on the preempt channel no section ends."""
     with Pair(lab, backend="hugetlb", memory_mb=64, mem=48, pattern="samehuge", late_rom=1) as pair:
@@ -153,7 +155,7 @@ class FrameOrder(FetchWire):
         send(frame.pack())
 
 
-@pytest.mark.parametrize("fetch", [0, 2])
+@pytest.mark.parametrize("fetch", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_begins_with_what_vcpus_touch(place, fetch):
     """Before the migration, none of 40,000 pages has been sent."""
     with LinuxPair(place, exits=None, cpus=2, fetch=fetch) as pair:

@@ -105,7 +105,8 @@ def here(place):
     return place
 
 
-@pytest.mark.parametrize("channels, number", [("preempt", 2), ("one-channel", 1), ("fetch", 5)])
+@pytest.mark.parametrize("channels, number", [
+    ("preempt", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("one-channel", 1), ("fetch", 5)))])
 def test_link_dies_without_a_word(here, channels, number):
     """While the destination requests nothing."""
     with Pair(here, mem=16, pattern="shared", **CHANNELS[channels]) as pair:

@@ -139,7 +139,7 @@ def test_what_comes_before_postcopy(place, what):
     pytest.param("08 0007 0004 00000001", False, id="PACKAGED-first", marks=pytest.mark.slow),
     pytest.param("08 000a 0007 06 70632e72616d", True, id="RECV_BITMAP", marks=pytest.mark.slow),
     pytest.param("08 0009 0000", True, id="RESUME", marks=pytest.mark.slow),
-    pytest.param("04 00001000 03 72616d 00000000 00000004", True, id="RAM"),
+    pytest.param("04 00001000 03 72616d 00000000 00000004", True, id="RAM", marks=pytest.mark.slow),
     pytest.param("02 00000001 0000000000000010", True, id="part", marks=pytest.mark.slow),
 ])
 def test_what_is_no_device(lab, what, listening):

@@ -23,7 +23,7 @@ SHARED = ("memfd", "shm", "anonymous-shared")
 
 def migrate(place, exits, at_least=20, bandwidth=MIB, **options):
     """Migrate a guest of 4 vCPUs; returns the counts of its faults, and the destination's trace."""
-    with Pair(place, exits=exits, **({"mem": 8} | options)) as pair:
+    with Pair(place, exits=exits, **({"mem": 4} | options)) as pair:
         pair.postcopy(bandwidth=bandwidth)
         pair.finish()
         faults = pair.faults()
@@ -131,6 +131,7 @@ def test_write_to_a_zero_page(place, exits, by):
         assert faults["populated"] <= faults["exits"] / 20, faults
 
 
+@pytest.mark.slow
 @both_interfaces
 def test_smm(lab):
     _, trace = migrate(lab, "on", pattern="smm", machine="q35,smm=on")

@@ -79,6 +79,7 @@ def breaks_again(pair, after):
     pair.wait_paused()
 
 
+@slow
 @on_both()
 def test_recovery_fails_and_is_tried_again(lab):
     """The connection breaks in the handshake; then no source connects, and the destination listens anew."""
@@ -91,7 +92,7 @@ def test_recovery_fails_and_is_tried_again(lab):
         pair.recover_and_finish()
 
 
-@on_both("trouble", ["pause", "break"])
+@on_both("trouble", ["break", pytest.param("pause", marks=slow)])
 def test_recovery_when_all_was_sent(lab, trouble):
     """The source has nothing left to send, and waits for the destination, which lacks pages."""
     # With a window, it would wait for answers before
@@ -181,6 +182,7 @@ def test_recovery_while_the_main_thread_waits(lab, channels, encrypted, trouble)
         reader.kill()
 
 
+@slow
 @on_both()
 def test_recovery_while_the_guest_is_stopped(lab):
     with Pair(lab, exits="on", pattern="shared", mem=16) as pair:

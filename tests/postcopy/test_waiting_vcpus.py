@@ -137,8 +137,8 @@ def write_to_disk(side):
             qtest.cmd("outw", 0x1f0, 0)
 
 
-@pytest.mark.parametrize("way", ["stop", "werror", pytest.param("system_reset", marks=pytest.mark.slow),
-                                 pytest.param("gdb", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["stop", *(pytest.param(way, marks=pytest.mark.slow)
+                                           for way in ("werror", "system_reset", "gdb"))])
 def test_what_stops_them_while_they_sleep(asleep, way):
     """stop is refused; the others take effect when memory is received. QMP answers meanwhile, and can recover."""
     destination = asleep.destination

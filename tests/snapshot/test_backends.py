@@ -24,6 +24,7 @@ def test_memory_is_of_one_instant(lab, kind):
         assert not machine.protected()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["shared", pytest.param("samehuge", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("value", ["always", pytest.param("never", marks=pytest.mark.slow)])
 def test_transparent_huge_pages(lab, thp, value, pattern):
@@ -60,9 +61,8 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("hidden", [
-    pytest.param(hidden, id=choice, marks=[pytest.mark.slow] * (choice != "populate-read"))
-    for hidden, choice in KERNELS.items() if hidden])
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [pytest.param(hidden, id=choice) for hidden, choice in KERNELS.items() if hidden])
 def test_older_kernels(lab, hide, hidden):
     hide(*hidden)
     with Machine(lab, mem=8) as machine:

@@ -16,6 +16,7 @@ def snapshot(side, command, tag):
     return side.run_job(command, tag=tag, vmstate="disk", devices=["disk"])
 
 
+@pytest.mark.slow
 def test_snapshots_in_images(place):
     """With each capability, QEMU either refuses with a reason, or saves and loads a snapshot."""
     with Machine(place, mem=8) as machine:

@@ -23,6 +23,7 @@ def test_unit(lab):
     assert "ok 6 /snapshot-holes/hugetlbfs" in tap and "SKIP" not in tap, tap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["anonymous", *(pytest.param(kind, marks=pytest.mark.slow)
                                                  for kind in ("memfd", "hugetlb"))])
 @pytest.mark.parametrize("value", ["never", pytest.param("always", marks=pytest.mark.slow)])
@@ -106,6 +107,7 @@ def test_ballooned_pages(lab, kind):
             assert restored.read(start, size) == bytes(size)
 
 
+@pytest.mark.slow
 def test_unplugged_memory(lab):
     """virtio-mem's unplugged parts must not be touched at all."""
     with Machine(lab, memory_mb=64, mem=4, arguments=[
@@ -133,6 +135,7 @@ def test_swapped_pages_are_data(lab):
         lab.run("swapoff /dev/ram0", check=True)
 
 
+@pytest.mark.slow
 def test_merged_pages_are_data(lab):
     """KSM makes one page of many, and forgets that userfaultfd protected them."""
     ksm = "/sys/kernel/mm/ksm"
