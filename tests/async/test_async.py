@@ -16,12 +16,11 @@ from tests.lab.pair import FORK, MIB, STOCK, until
 from tests.lab.paths import SANITIZED
 
 slow = pytest.mark.slow
-QUICK = (1, "anonymous", "preempt")
 
 
 @both_interfaces
 @on_both("cpus, backend, channels", choices(
-    (1, 2, 4), ("anonymous", "memfd", "hugetlb"), ("preempt", "one-channel"), quick=[QUICK]), quick=[QUICK])
+    (1, 2, 4), ("anonymous", "memfd", "hugetlb"), ("preempt", "one-channel"), quick=[(1, "anonymous", "preempt")]))
 def test_linux_takes_them(lab, cpus, backend, channels):
     with guest_with(lab, cpus=cpus, backend=backend, **CHANNELS[channels]) as pair:
         # The kernel misses most of 80 huge pages: the background must not send them before tasks miss some

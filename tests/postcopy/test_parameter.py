@@ -46,7 +46,7 @@ def test_probe(lab):
 
 
 @both_interfaces
-@on_both(quick=True)
+@on_both()
 def test_auto_is_on_where_the_kernel_has_it(lab):
     with Pair(lab, mem=2) as pair:
         assert served(pair)["exits"] > 300

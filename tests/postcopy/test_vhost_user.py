@@ -109,14 +109,10 @@ class DiskPair(LinuxPair):
         self.check_logs()
 
 
+@slow
 @pytest.mark.parametrize("exits, channels, memory", [
-    ("on", "preempt", "memfd"),
-    pytest.param("off", "preempt", "memfd", marks=slow),
-    pytest.param("on", "one-channel", "memfd", marks=slow),
-    pytest.param("off", "one-channel", "memfd", marks=slow),
-    pytest.param("on", "fetch", "memfd", marks=slow),
-    pytest.param("on", "preempt", "hugetlb", marks=slow),
-])
+    ("on", "preempt", "memfd"), ("off", "one-channel", "memfd"), ("on", "fetch", "memfd"),
+    ("on", "preempt", "hugetlb")])
 def test_backend(lab, exits, channels, memory):
     """QEMU serves the faults of the backend and of the guest at the same time, each in its own way."""
     with DiskPair(lab, exits=exits, memory=memory, cpus=2, **CHANNELS[channels]) as pair:

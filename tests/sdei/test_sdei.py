@@ -73,7 +73,7 @@ def test_calls_of_async_page_faults(lab):
         assert check(side, "ready")["async_pf"]
 
 
-@on_aarch64("way", WAYS, quick=["postcopy"])
+@on_aarch64("way", WAYS)
 def test_migration(lab, way):
     """Events run, are pending, masked and disabled during the migration."""
     with pair(lab, way, source=INJECT, destination=INJECT) as both:
