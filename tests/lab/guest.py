@@ -32,9 +32,6 @@ def payload(name: str = "touch", arch: str = "x86_64") -> str:
     return f"{PAYLOADS[arch]}/{name}.bin"
 
 
-PAYLOAD = payload()
-
-
 def arguments(side: str, log: Path | str, cpus: int | str = 4, memory_mb: int | str = 128, machine: str | None = None,
               payload: Path | str | None = None, arch: str = "x86_64", **parameters: int | str) -> list[str]:
     """QEMU's arguments, without accelerator and monitor.

@@ -276,8 +276,6 @@ class Lab:
         self.shared = shared
         self.arch = arch
         self.icount = icount
-        # How many processors work at a time
-        self.processors = 1 if icount else cpus
         if icount:
             self.wait_us = 20
         self.machine = MACHINES[arch]
