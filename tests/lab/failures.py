@@ -408,7 +408,7 @@ class Failures:
         self.killed = None
         pair.destination.connect()
         for side in pair.sides:
-            side.set_capabilities(*pair.capabilities, state=False)
+            side.set_capabilities(*pair.capabilities, "multifd", state=False)
         pair.source.cmd("migrate-set-parameters", max_bandwidth=bandwidth, downtime_limit=2000)
         pair.source.cmd("migrate", uri=pair.listen())
         meanwhile()

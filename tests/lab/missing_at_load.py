@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.lab.lab import Place
-from tests.lab.pair import FORK, Pair, Side, until
-from tests.lab.proxy import MAIN, Lie, Wire
+from tests.lab.pair import FORK, NO_FIRST, Pair, Side, until
+from tests.lab.proxy import MAIN, URGENT, Lie, Wire
 
 SLOT, IO = 5, 0xc000
 QUEUE_PAGES = 8     # pages, at most
@@ -27,6 +27,9 @@ def loading(lab: Place, lie: Lie, destination: str = FORK, capabilities: Sequenc
             **options: Any) -> Iterator[tuple[Pair, Wire]]:
     """A pair whose destination's main thread waits for a page of virtio's ring."""
     words = ("-device", f"virtio-rng-pci,addr={SLOT:#x},disable-modern=on")
+    if lying == URGENT:
+        # The background, on the other channel, would begin with the ring.
+        source_options = (*source_options, *NO_FIRST)
     with Pair(lab, capabilities=capabilities, destination=destination, mem=mem, zero=0,
               source_options=(*words, *source_options), destination_options=words, wrapper=wrapper, **options) as pair:
         pair.source.wait_event("ready")

@@ -82,6 +82,8 @@ def chosen(seed, fetch=False):
         "tls": r.random() < 0.3 and phase not in HELD,
         "multifd_channels": r.choice([0, 0, 2, 4]) if phase not in HELD else 0,
     }
+    # QEMU would also begin TLS in a snapshot's file.
+    c["tls"] &= not c["snapshot_cancelled_s"]
     return c | {"action": "cut"} if c["mute"] else c
 
 

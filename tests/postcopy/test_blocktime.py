@@ -9,6 +9,7 @@ from tests.lab.pair import INJECT, Pair, until
 
 CAPABILITIES = ("postcopy-preempt", "postcopy-blocktime")
 WAIT_S = 2
+HELD = ("-S",)     # the destination does not run before "cont"
 
 
 def blocktime(pair):
@@ -18,9 +19,10 @@ def blocktime(pair):
 
 
 def stop_source(pair):
-    """Stop the source early in postcopy.  Returns the faults after a wait of WAIT_S."""
-    pair.midst(bandwidth=64 << 10)
+    """Stop the source before the destination runs. Returns the faults after a wait of WAIT_S."""
+    pair.postcopy(bandwidth=64 << 10)
     pair.source.signal("STOP")
+    pair.destination.cmd("cont")
     faults = pair.until_all_wait()
     time.sleep(WAIT_S)
     return faults
@@ -41,7 +43,7 @@ def test_downtime_below_a_millisecond(place):
 @pytest.mark.parametrize("exits, kick", [("on", False), ("on", True), ("off", False)])
 def test_all_wait(place, exits, kick):
     """All vCPUs wait for a stopped source; kick: while they wait, the vCPUs also serve other requests."""
-    with Pair(place, exits=exits, capabilities=CAPABILITIES, mem=16) as pair:
+    with Pair(place, exits=exits, capabilities=CAPABILITIES, mem=16, destination_options=HELD) as pair:
         begin = time.monotonic()
         stop_source(pair)
         if kick:
@@ -59,7 +61,8 @@ def test_all_wait(place, exits, kick):
 @pytest.mark.slow
 def test_next_page_is_missed_first(place):
     """A vCPU misses its next page before the thread that has placed the previous page marks the end of that wait."""
-    with Pair(place, exits="off", cpus=1, destination=INJECT, capabilities=CAPABILITIES, mem=16) as pair:
+    with Pair(place, exits="off", cpus=1, destination=INJECT, capabilities=CAPABILITIES, mem=16,
+              destination_options=HELD) as pair:
         before = stop_source(pair)["uffd"]
         pair.destination.inject.arm("postcopy-placed")
         pair.source.signal("CONT")

@@ -10,10 +10,11 @@ from tests.lab.pair import INJECT, Pair, until
 @pytest.mark.slow
 def test_error_within_a_batch(place):
     """One of four faults cannot be served; the others are."""
-    with Pair(place, exits="off", source=INJECT, destination=INJECT, mem=16) as pair:
+    with Pair(place, exits="off", source=INJECT, destination=INJECT, mem=16, destination_options=("-S",)) as pair:
         inject = pair.destination.inject
-        pair.midst(bandwidth=64 << 10)
+        pair.postcopy(bandwidth=64 << 10)
         inject.arm("postcopy-uffd-read")
+        pair.destination.cmd("cont")
         inject.wait_held("postcopy-uffd-read")
         until(lambda: pair.destination.waiting_vcpus() == set(range(pair.cpus)), "all vCPUs wait for pages")
         before = pair.faults()["requests"]
