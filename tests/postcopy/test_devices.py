@@ -100,9 +100,10 @@ def test_urgent_channel_breaks_behind_the_devices(place):
         pair.start(wire.uri)
         inject.arm("rp-message")
         pair.source.cmd("migrate-start-postcopy")
-        # The first PONG precedes the packaged device state.
+        # The first PONGs precede the packaged device state, within which the channel's thread is started.
         inject.wait_held("rp-message")
-        inject.hold_next("rp-message")
+        while not any(thread.name == "mig/dst/preempt" for thread in pair.destination.threads()):
+            inject.hold_next("rp-message")
         pair.source.signal("STOP")
         wire.channels[URGENT][1].shutdown(socket.SHUT_RDWR)
         # The channel's thread would notify others, under the lock of the held thread.
