@@ -176,8 +176,7 @@ def measure(place, variant, options):
         calls = threads.system_calls(options.span)
         locks = threads.locks(options.span) if options.locks else {}
         # Requested pages are received without strace; the rest at once.
-        threads.pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
-        threads.pair.finish(limited=True)
+        threads.pair.finish_fast()
     return {"requests_per_s": per_s, "work_us": {name: w.us for name, w in work.items()},
             "wakeup_count": {name: w.wakeups for name, w in work.items()}, "system_call_count": calls,
             "lock_count": locks}

@@ -67,12 +67,12 @@ def test_time_by_instructions():
 
 # The kernel
 
-@on_both(quick=True)
+@on_both()
 def test_kernel_interface(lab):
     assert tap(lab.run(abi(lab.arch))) > 60
 
 
-@on_both(quick=True)
+@on_both()
 def test_kernel_interface_hidden_at_run_time(lab):
     with kvm_interface.offered(lab):
         assert tap(lab.run(f"{abi(lab.arch)} --hidden")) > 20
@@ -94,7 +94,7 @@ def test_kernel_interface_hidden_at_boot(arch):
         assert lab.run(abi(arch)).rc == 1
 
 
-@on_both(quick=True)
+@on_both()
 def test_clock_is_the_counter(lab):
     clock = lab.run("cat /sys/devices/system/clocksource/clocksource0/current_clocksource")
     assert clock.output == {"x86_64": "tsc\n", "aarch64": "arch_sys_counter\n"}[lab.arch]

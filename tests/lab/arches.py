@@ -66,8 +66,10 @@ def choices(*axes: Iterable[Any], quick: Collection[Any]) -> list[Any]:
 
 
 def listed(*values: Any, quick: Collection[Any]) -> list[Any]:
-    """Like choices(), of these combinations."""
-    return [value if value in quick else pytest.param(*value, marks=pytest.mark.slow) for value in values]
+    """Values for on_both() or parametrize(): these values or combinations. Those that are not in quick are slow."""
+    def slow(value: Any) -> Any:
+        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)
+    return [value if value in quick else slow(value) for value in values]
 
 
 def on_both(names: str = "", values: Iterable[Any] = ((),), quick: Quick = ()) -> Mark:

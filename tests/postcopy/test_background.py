@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.lab import fetch_proxy
+from tests.lab.arches import listed
 from tests.lab.backends import CHANNELS
 from tests.lab.fetch_proxy import FetchWire
 from tests.lab.linux_pair import LinuxPair
@@ -59,8 +60,7 @@ def around(place, channels, rate):
             faults["wakes"] + faults["wakes-saved"], (faults["copied-bytes"] + faults["zero-bytes"]) // PAGE_SIZE)
 
 
-@pytest.mark.parametrize("channels", ["preempt", *(pytest.param(channels, marks=pytest.mark.slow)
-                                                  for channels in ("one-channel", "fetch"))])
+@pytest.mark.parametrize("channels", listed("preempt", "one-channel", "fetch", quick=["preempt"]))
 def test_pages_around_a_requested_one(place, channels):
     """Pages go along if a request would take longer, and adjacent pages are placed together."""
     together, unasked, calls, pages = around(place, channels, None)
@@ -155,7 +155,7 @@ class FrameOrder(FetchWire):
         send(frame.pack())
 
 
-@pytest.mark.parametrize("fetch", [2, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fetch", listed(2, 0, quick=[2]))
 def test_begins_with_what_vcpus_touch(place, fetch):
     """Before the migration, none of 40,000 pages has been sent."""
     with LinuxPair(place, exits=None, cpus=2, fetch=fetch) as pair:

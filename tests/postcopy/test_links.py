@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import tls
+from tests.lab.arches import listed
 from tests.lab.backends import CHANNELS
 from tests.lab.host import Host
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
@@ -105,8 +106,8 @@ def here(place):
     return place
 
 
-@pytest.mark.parametrize("channels, number", [
-    ("preempt", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("one-channel", 1), ("fetch", 5)))])
+@pytest.mark.parametrize("channels, number", listed(
+    ("preempt", 2), ("one-channel", 1), ("fetch", 5), quick=[("preempt", 2)]))
 def test_link_dies_without_a_word(here, channels, number):
     """While the destination requests nothing."""
     with Pair(here, mem=16, pattern="shared", **CHANNELS[channels]) as pair:

@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.lab.arches import both_interfaces, choices, on_both
+from tests.lab.arches import both_interfaces, choices, listed, on_both
 from tests.lab.backends import guest_on
 from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import MIB, Pair
@@ -11,7 +11,7 @@ from tests.lab.paths import SANITIZED
 from tests.lab.text import search
 
 EXITS = ("on", "off")
-WITH_EXITS = ["on", pytest.param("off", marks=pytest.mark.slow)]
+WITH_EXITS = listed(*EXITS, quick=["on"])
 # Pages of the firmware, which the guest reads. Its memslots are read-only and do not exit.
 ROM_PAGES = 16
 PAGE = 4096

@@ -92,7 +92,7 @@ def test_recovery_fails_and_is_tried_again(lab):
         pair.recover_and_finish()
 
 
-@on_both("trouble", ["break", pytest.param("pause", marks=slow)])
+@on_both("trouble", listed("break", "pause", quick=["break"]))
 def test_recovery_when_all_was_sent(lab, trouble):
     """The source has nothing left to send, and waits for the destination, which lacks pages."""
     # With a window, it would wait for answers before

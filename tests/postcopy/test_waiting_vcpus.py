@@ -6,7 +6,7 @@ import time
 import pytest
 from qemu.qmp import ExecuteError
 
-from tests.lab.arches import both_interfaces, on_both
+from tests.lab.arches import both_interfaces, listed, on_both
 from tests.lab.pair import INJECT, Pair, until
 from tests.lab.paths import PATIENCE
 from tests.lab.qtest import Qtest
@@ -137,8 +137,7 @@ def write_to_disk(side):
             qtest.cmd("outw", 0x1f0, 0)
 
 
-@pytest.mark.parametrize("way", ["stop", *(pytest.param(way, marks=pytest.mark.slow)
-                                           for way in ("werror", "system_reset", "gdb"))])
+@pytest.mark.parametrize("way", listed("stop", "werror", "system_reset", "gdb", quick=["stop"]))
 def test_what_stops_them_while_they_sleep(asleep, way):
     """stop is refused; the others take effect when memory is received. QMP answers meanwhile, and can recover."""
     destination = asleep.destination

@@ -8,7 +8,7 @@ import pytest
 from qemu.qmp.qmp_client import ExecuteError
 
 from tests.lab import other_qemu
-from tests.lab.arches import on_both
+from tests.lab.arches import listed, on_both
 from tests.lab.backends import BACKENDS
 from tests.lab.missing_at_load import SLOT, set_queue
 from tests.lab.other_qemu import PEER
@@ -48,8 +48,7 @@ def switches(side, cpu):
                                    check=True).output)[1])
 
 
-@on_both("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in BACKENDS],
-         quick=["anonymous"])
+@on_both("kind", listed(*BACKENDS, quick=QUICK), quick=["anonymous"])
 def test_memory(lab, kind):
     """By exits, with any kind of memory."""
     options = {"memory_mb": 64, "mem": 48, "pattern": "samehuge"} if "huge" in kind else {}

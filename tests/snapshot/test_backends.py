@@ -3,6 +3,7 @@
 
 import pytest
 
+from tests.lab.arches import listed
 from tests.lab.backends import BACKENDS
 from tests.lab.pair import FORK, INJECT, STOCK
 from tests.lab.snapshot import Machine
@@ -11,8 +12,8 @@ from tests.lab.text import search
 QUICK = ("anonymous",)
 
 
-@pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow)
-                                  for kind in BACKENDS if kind not in ("shm", "hugetlb-file")])
+@pytest.mark.parametrize("kind", listed(
+    *(kind for kind in BACKENDS if kind not in ("shm", "hugetlb-file")), quick=QUICK))
 def test_memory_is_of_one_instant(lab, kind):
     with Machine(lab, backend=kind, mem=8) as machine:
         info = machine.take_while_written()["background-snapshot"]
@@ -25,8 +26,8 @@ def test_memory_is_of_one_instant(lab, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["shared", pytest.param("samehuge", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("value", ["always", pytest.param("never", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pattern", ["shared", "samehuge"])
+@pytest.mark.parametrize("value", ["always", "never"])
 def test_transparent_huge_pages(lab, thp, value, pattern):
     thp(value)
     with Machine(lab, mem=8, pattern=pattern) as machine:

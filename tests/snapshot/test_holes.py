@@ -24,9 +24,8 @@ def test_unit(lab):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["anonymous", *(pytest.param(kind, marks=pytest.mark.slow)
-                                                 for kind in ("memfd", "hugetlb"))])
-@pytest.mark.parametrize("value", ["never", pytest.param("always", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["anonymous", "memfd", "hugetlb"])
+@pytest.mark.parametrize("value", ["never", "always"])
 def test_empty_guest(lab, thp, kind, value):
     """The guest's memory and its file hardly grow, and any QEMU restores it."""
     thp(value)
