@@ -256,7 +256,7 @@ def test_recovery_that_breaks(lab):
         pair.recover_and_finish()
 
 
-@pytest.mark.parametrize("end", listed("wait", "cancel", "cut", quick=["wait"]))
+@pytest.mark.parametrize("end", listed("wait", "cancel", "cut", quick=["cut"]))
 def test_no_answer(place, end):
     """The destination does not answer on one of a fixed number of channels: the guest resumes on the source."""
     with Pair(place, fetch=2, pattern="shared", mem=16) as pair:
@@ -503,7 +503,7 @@ def test_silent_end(place):
         pair.recover_and_finish()
 
 
-@pytest.mark.parametrize("exits, fetch", listed(("off", 0), ("off", 4), ("on", 4), quick=[("on", 4)]))
+@pytest.mark.parametrize("exits, fetch", listed(("off", 0), ("off", 4), ("on", 4), quick=[]))
 def test_hot_first(place, exits, fetch):
     """The pages that the guest wrote before it was stopped, an eighth of its memory, anywhere, are received first."""
     with Pair(place, exits=exits, fetch=fetch, pattern="hot", memory_mb=48, zero=0, traced=False,

@@ -70,14 +70,28 @@ def test_end_before_the_devices_are_loaded(place):
         assert Failures(pair).ended() == Ended.SOURCE
 
 
+def held_in_package(pair, lie):
+    """Hold the destination's main thread at its first answer once post-copy is requested; return the wire."""
+    wire = pair.wire(pair.listen(), lie=lie, lying=MAIN)
+    pair.start(wire.uri)
+    pair.destination.inject.arm("rp-message")
+    pair.source.cmd("migrate-start-postcopy")
+    pair.destination.inject.wait_held("rp-message")
+    return wire
+
+
 @pytest.mark.slow
 def test_package_fails_behind_the_answer(place):
     """The main thread has answered that the devices are loaded, and cannot load the rest, while the listen thread
     pauses and closes the file that both have read. AddressSanitizer reports a later access to it."""
-    lie = InPackage(LOADED + 100_000 * PING)
-    with loading(place, lie, until_waits=False) as (pair, wire):
-        until(lambda: ("source_return_path_thread_pong", "0x3") in pair.source.trace(), "the answer")
+    with Pair(place, destination=INJECT, mem=16) as pair:
+        inject = pair.destination.inject
+        wire = held_in_package(pair, InPackage(LOADED + 100_000 * PING))
+        while ("source_return_path_thread_pong", "0x3") not in pair.source.trace():
+            inject.hold_next("rp-message")
         wire.cut()
+        until(lambda: pair.destination.sleeps_in("futex", "mig/dst/listen"), "the listen thread waits for the lock")
+        inject.release("rp-message")
         until(lambda: not pair.destination.job.running, "the destination ends")
         pair.destination.wait_says("received with no return path")
         pair.source.wait_status("postcopy-paused")
@@ -96,12 +110,8 @@ def test_urgent_channel_breaks_behind_the_devices(place):
     the guest, though the preempt channel, which the listen thread is to recover, is broken by then."""
     with Pair(place, destination=INJECT, pattern="shared", mem=16) as pair:
         inject = pair.destination.inject
-        wire = pair.wire(pair.listen(), lie=Silent(), lying=MAIN)
-        pair.start(wire.uri)
-        inject.arm("rp-message")
-        pair.source.cmd("migrate-start-postcopy")
+        wire = held_in_package(pair, Silent())
         # The first PONGs precede the packaged device state, within which the channel's thread is started.
-        inject.wait_held("rp-message")
         while not any(thread.name == "mig/dst/preempt" for thread in pair.destination.threads()):
             inject.hold_next("rp-message")
         pair.source.signal("STOP")

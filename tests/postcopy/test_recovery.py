@@ -36,8 +36,7 @@ def silence(pair):
 @on_both("trouble, exits, channels", listed(
     (reset, "on", "preempt"), (reset, "off", "one-channel"), (silence, "on", "one-channel"),
     (silence, "off", "preempt"), (pause, "on", "preempt"), (pause, "off", "one-channel"),
-    quick=[(reset, "on", "preempt"), (pause, "off", "one-channel")]),
-    quick=[(reset, "on", "preempt")])
+    quick=[(reset, "on", "preempt"), (pause, "off", "one-channel")]))
 def test_recovery(lab, trouble, exits, channels):
     with Pair(lab, exits=exits, pattern="shared", mem=16, **CHANNELS[channels]) as pair:
         pair.midst(pair.through_proxy(pair.listen()))
