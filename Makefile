@@ -29,7 +29,8 @@ endif
 export INTERFACE
 
 # What the tests and the demo run; "scripts/ninja build/fork" builds all that QEMU has.
-FORK = qemu-system-$(ARCH) tests/qtest/migration-test tests/qtest/postcopy-fault-exits-test
+FORK = qemu-system-$(ARCH) $(addprefix tests/qtest/,migration-test postcopy-fault-exits-test device-introspect-test \
+	qmp-cmd-test qom-test test-hmp)
 ifeq ($(ARCH),x86_64)
 FORK += $(UNIT) contrib/vhost-user-blk/vhost-user-blk
 endif

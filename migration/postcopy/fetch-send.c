@@ -111,16 +111,18 @@ static bool postcopy_fetch_put_unsent(PostcopyFetchSource *ch, RAMBlock *rb,
 static void postcopy_fetch_put_along(PostcopyFetchSource *ch, RAMBlock *rb,
                                      ram_addr_t near)
 {
-    size_t size = qemu_ram_pagesize(rb);
-    ram_addr_t window = postcopy_background_along(ch->s) *
-                        qemu_target_page_size();
+    size_t size = qemu_target_page_size();
+    ram_addr_t window = postcopy_background_along(ch->s) * size;
     ram_addr_t at = QEMU_ALIGN_DOWN(near, window);
-    /* A larger page, or one partly outside of the block, is no neighbour */
-    ram_addr_t end = at + ROUND_DOWN(MIN(window, rb->used_length - at), size);
 
-    /* A discarded page must not be read */
-    if (!memory_region_has_ram_discard_manager(rb->mr)) {
-        postcopy_fetch_put_unsent(ch, rb, at, end);
+    /*
+     * The window may end within a larger page.  A discarded page must not be
+     * read.
+     */
+    if (qemu_ram_pagesize(rb) == size &&
+        !memory_region_has_ram_discard_manager(rb->mr)) {
+        postcopy_fetch_put_unsent(ch, rb, at,
+                                  MIN(at + window, rb->used_length));
     }
 }
 

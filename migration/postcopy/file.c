@@ -138,6 +138,8 @@ struct PostcopyFile {
      * outstanding pages are listed.
      */
     bool paused;
+    /* Set before @paused is cleared: file_thread() is to request pages again */
+    bool ask_again;
     /* Posted by the thread that has cleared @paused */
     QemuSemaphore recovered;
     /*
@@ -253,7 +255,7 @@ static void file_free(MigrationIncomingState *mis)
 static int file_dup(QEMUFile *f, Error **errp)
 {
     QIOChannel *ioc = qemu_file_get_ioc(f);
-    int fd = -1;
+    int fd = -1, ret;
 
     if (!object_dynamic_cast(OBJECT(ioc), TYPE_QIO_CHANNEL_FILE)) {
         error_setg(errp, "mapped-ram with postcopy-ram needs a file: URI");
@@ -265,7 +267,8 @@ static int file_dup(QEMUFile *f, Error **errp)
         return -1;
     }
     /* A save to the same file would truncate it */
-    if (qemu_lock_fd(fd, 0, 0, false) == -EAGAIN) {
+    ret = qemu_lock_fd(fd, 0, 0, false);
+    if (ret == -EAGAIN || ret == -EACCES) {
         error_setg(errp, "the file is being written by another QEMU");
         close(fd);
         return -1;
@@ -617,9 +620,8 @@ static void file_failed(MigrationIncomingState *mis, Error *err)
     /* The main thread may be about to change it, before the guest runs */
     do {
         status = qatomic_read(&mis->state);
-        migrate_set_state(&mis->state, status,
-                          MIGRATION_STATUS_POSTCOPY_PAUSED);
-    } while (qatomic_read(&mis->state) != MIGRATION_STATUS_POSTCOPY_PAUSED);
+    } while (!migrate_set_state(&mis->state, status,
+                                MIGRATION_STATUS_POSTCOPY_PAUSED));
     error_report_err(err);
 }
 
@@ -1011,7 +1013,7 @@ static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
 
     if (page->size > qemu_target_page_size() ||
         postcopy_mirror(page->rb, page->start)) {
-        return file_place(mis, page, true) ?: page->size;
+        return file_place(mis, page, true) ?: (int64_t)page->size;
     }
     if (!*buffer) {
         return -ENOMEM;
@@ -1025,7 +1027,7 @@ static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
     } else if (!ret) {
         ret = file_place_parts(mis, b, page->start, end, *buffer, false);
     }
-    return ret ?: end - page->start;
+    return ret ?: (int64_t)(end - page->start);
 }
 
 /* Begin to read the pages around @start */
@@ -1156,8 +1158,12 @@ static int file_place_rest(MigrationIncomingState *mis, void **buffer)
         size_t pages;
 
         file_end_recording(file, false);
-        if (qatomic_read(&file->paused)) {
+        if (qatomic_load_acquire(&file->paused)) {
             return -EIO;
+        }
+        /* Also if it has not noticed the pause */
+        if (qatomic_xchg(&file->ask_again, false)) {
+            postcopy_fault_ask_again(mis);
         }
         if (!migrate_restore_background() ||
             (file->recording && !postcopy_working_set_read(file->set))) {
@@ -1220,7 +1226,6 @@ static void *file_thread(void *opaque)
     /* In the end this sets @paused, so that nothing pauses what is over */
     while (!file_place_all(mis, &buffer) || qatomic_xchg(&file->paused, true)) {
         qemu_sem_wait(&file->recovered);
-        postcopy_fault_ask_again(mis);
     }
     trace_postcopy_file_end();
     qemu_anon_ram_free(buffer, RUN_SIZE);
@@ -1341,8 +1346,12 @@ void postcopy_file_recover(MigrationIncomingState *mis, QEMUFile *f)
     }
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_PAUSED,
                       MIGRATION_STATUS_POSTCOPY_ACTIVE);
-    qatomic_set(&file->paused, false);
+    /* Without @paused, file_thread() may end, but not before all have left */
+    postcopy_requests_enter(mis->postcopy->requests);
+    qatomic_set(&file->ask_again, true);
+    qatomic_store_release(&file->paused, false);
     qemu_sem_post(&file->recovered);
+    postcopy_requests_leave(mis->postcopy->requests);
 }
 
 void postcopy_file_fill_info(MigrationIncomingState *mis, MigrationInfo *info)

@@ -27,13 +27,13 @@ static const PeerFeature *features[2];
 
 void peer_register(const PeerFeature *feature)
 {
-    unsigned i = 0;
-
-    while (features[i]) {
-        i++;
-        assert(i < ARRAY_SIZE(features));
+    for (unsigned i = 0; i < ARRAY_SIZE(features); i++) {
+        if (!features[i] || features[i] == feature) {
+            features[i] = feature;
+            return;
+        }
     }
-    features[i] = feature;
+    g_assert_not_reached();
 }
 
 uint32_t peer_ping(MigrationState *s)

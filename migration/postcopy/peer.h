@@ -32,7 +32,10 @@ typedef struct PeerFeature {
     bool (*answered)(MigrationState *s, uint32_t answer, Error **errp);
 } PeerFeature;
 
-/* Called before the first migration begins; with the BQL */
+/*
+ * Called before the first migration begins, with the BQL; again for another
+ * MigrationState, as QMP's device-list-properties makes one
+ */
 void peer_register(const PeerFeature *feature);
 
 /* Source, migration thread: the value of the first PING */

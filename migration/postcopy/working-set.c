@@ -99,7 +99,7 @@ static void working_set_load(PostcopyWorkingSet *set)
     char line[512];
     size_t pages = 0;
     int fd = qemu_open_old(set->path, O_RDONLY);
-    struct stat st;
+    struct stat st = { };
     FILE *f;
 
     if (fd < 0) {
@@ -200,6 +200,7 @@ void postcopy_working_set_write(PostcopyWorkingSet *set)
 {
     Error *err = NULL;
     size_t pages = 0;
+    bool failed;
     FILE *f;
     int fd;
 
@@ -227,7 +228,8 @@ void postcopy_working_set_write(PostcopyWorkingSet *set)
         }
     }
     trace_postcopy_working_set_write(set->path, pages);
-    if (fclose(f)) {
+    failed = ferror(f);
+    if (fclose(f) || failed) {
         warn_report("cannot write the working set %s: %s", set->path,
                     strerror(errno));
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.arches import listed
 from tests.lab.paths import BUILD, FORK
 
 KVM = FORK / "qemu-system-x86_64"
@@ -57,6 +58,23 @@ def run(test, *mode, qemu=TCG):
 @pytest.mark.parametrize("test", names())
 def test_tcg(test):
     run(test)
+
+
+@pytest.mark.parametrize("name", listed("device-introspect-test", "qmp-cmd-test", "qom-test", "test-hmp",
+                                        quick=["device-introspect-test"]))
+def test_all_types_and_commands(name):
+    """QEMU's tests of all types, properties and commands, ours among them."""
+    done = qtest(name)
+    assert done.returncode == 0 and "ok 1 " in done.stdout, done.stdout
+
+
+def test_property_is_freed_once():
+    """With a property of the migration set, QEMU ends without an error of the heap."""
+    env = os.environ | {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"}
+    done = subprocess.run([KVM, "-machine", "none", "-nodefaults", "-display", "none", "-monitor", "stdio",
+                           "-global", "migration.postcopy-fetch-channels=2"], input="quit\n", env=env, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    assert done.returncode == 0, done.stdout
 
 
 def test_fault_exits():

@@ -278,6 +278,27 @@ def test_paused_by_hand(place):
         finish(side)
 
 
+def test_recovery_before_the_pause_is_noticed(place):
+    """The thread of the rest, which requests pages again, reads a page from the pause until after the recovery."""
+    with from_file(place, mem=32) as machine:
+        machine.save()
+        side = machine.load(INJECT, capabilities=LAZY, arguments=NO_REST)
+        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        side.inject.arm("postcopy-file-rest")
+        side.cmd("migrate-set-parameters", restore_background=True)
+        side.inject.wait_held("postcopy-file-rest")
+        # The page that the guest misses must not be near the one that is read after the recovery
+        side.inject.hold_next("postcopy-file-rest")
+        side.inject.hold_next("postcopy-file-rest")
+        side.cmd("migrate-set-parameters", restore_background=False)
+        side.cmd("migrate-pause")
+        side.cmd("cont")
+        until(lambda: side.cmd("query-migrate")["postcopy-faults"]["awaited"], "the guest misses a page")
+        side.cmd("migrate-recover", uri=f"file:{machine.file}")
+        side.inject.release("postcopy-file-rest")
+        finish(side)
+
+
 def test_before_all_has_come(place):
     """As on a destination: the guest cannot be saved or migrated, or memory unplugged; and its file is protected."""
     with from_file(place, memory_mb="64M,slots=1,maxmem=1G", arguments=DIMM) as machine:
