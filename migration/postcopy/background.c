@@ -28,6 +28,7 @@
 #include "migration/qemu-file.h"
 #include "migration/savevm.h"
 #include "background.h"
+#include "fetch-src.h"
 #include "outgoing.h"
 #include "receive.h"
 #include "trace.h"
@@ -67,27 +68,11 @@
 #define WAIT_MS         100
 #define LINK_US         250
 
-void postcopy_background_init(PostcopyBackground *b)
+/* If there is a TCP connection below @f, which owns its fd */
+static void postcopy_background_add_link(PostcopyBackground *b, QEMUFile *f,
+                                         bool *sent)
 {
-    qemu_mutex_init(&b->lock);
-}
-
-void postcopy_background_destroy(PostcopyBackground *b)
-{
-    qemu_mutex_destroy(&b->lock);
-}
-
-void postcopy_background_reset(MigrationState *s)
-{
-    PostcopyBackground *b = &s->postcopy->background;
-
-    QEMU_LOCK_GUARD(&b->lock);
-    b->active = false;
-}
-
-/* The fd of the TCP connection below @ioc, which owns it; or -1 */
-static int postcopy_background_link(QIOChannel *ioc)
-{
+    QIOChannel *ioc = qemu_file_get_ioc(f);
     QIOChannelTLS *tls = (QIOChannelTLS *)
         object_dynamic_cast(OBJECT(ioc), TYPE_QIO_CHANNEL_TLS);
     QIOChannelSocket *socket = (QIOChannelSocket *)
@@ -95,9 +80,10 @@ static int postcopy_background_link(QIOChannel *ioc)
                             TYPE_QIO_CHANNEL_SOCKET);
 
     /* A Unix socket has no link: only its reader empties it */
-    return socket && (socket->localAddr.ss_family == AF_INET ||
-                      socket->localAddr.ss_family == AF_INET6) ?
-        socket->fd : -1;
+    if (socket && (socket->localAddr.ss_family == AF_INET ||
+                   socket->localAddr.ss_family == AF_INET6)) {
+        b->link[b->links++] = (PostcopyLink) { socket->fd, sent };
+    }
 }
 
 /*
@@ -131,20 +117,14 @@ static uint64_t postcopy_background_in_link(PostcopyBackground *b)
 static void postcopy_background_find_links(MigrationState *s,
                                            PostcopyBackground *b)
 {
-    QIOChannel *iocs[1 + POSTCOPY_FETCH_CHANNELS_MAX];
-    bool *sent[1 + POSTCOPY_FETCH_CHANNELS_MAX];
-    unsigned n = postcopy_fetch_iocs(s, iocs, sent);
-
-    iocs[n] = qemu_file_get_ioc(s->to_dst_file);
-    sent[n++] = NULL;
+    GPtrArray *channels = s->postcopy->channels;
 
     b->links = 0;
-    for (unsigned i = 0; i < n; i++) {
-        int fd = postcopy_background_link(iocs[i]);
+    postcopy_background_add_link(b, s->to_dst_file, NULL);
+    for (unsigned i = 0; channels && i < channels->len; i++) {
+        PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
 
-        if (fd >= 0) {
-            b->link[b->links++] = (PostcopyLink) { fd, sent[i] };
-        }
+        postcopy_background_add_link(b, ch->out, &ch->sent);
     }
 }
 

@@ -61,13 +61,6 @@ typedef struct PostcopyBackground {
     bool early;
 } PostcopyBackground;
 
-/* Called when PostcopyOutgoing is made and freed */
-void postcopy_background_init(PostcopyBackground *b);
-void postcopy_background_destroy(PostcopyBackground *b);
-
-/* A migration begins: there is no window yet.  BQL, no migration thread. */
-void postcopy_background_reset(MigrationState *s);
-
 /*
  * Postcopy begins, or continues after a recovery: find the window of this main
  * channel.  Migration thread.

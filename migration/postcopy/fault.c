@@ -158,7 +158,7 @@ void postcopy_fault_init(MigrationIncomingState *mis)
 static int postcopy_fault_request(MigrationIncomingState *mis,
                                   const PostcopyPage *page, bool flush_later)
 {
-    int ret;
+    int ret = 0;
 
     migration_inject_hold("postcopy-ask");
     /*
@@ -166,7 +166,10 @@ static int postcopy_fault_request(MigrationIncomingState *mis,
      * access, place a zeropage.
      */
     if (ramblock_page_is_discarded(page->rb, page->start)) {
-        ret = postcopy_place_discarded(mis, page);
+        if (postcopy_requests_enter(mis->postcopy->requests)) {
+            ret = postcopy_receive_page(mis, page, NULL);
+            postcopy_requests_leave(mis->postcopy->requests);
+        }
         if (ret) {
             postcopy_fault_break_connection(mis);
         }

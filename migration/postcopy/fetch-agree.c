@@ -90,7 +90,6 @@ static uint32_t fetch_answer(MigrationIncomingState *mis, uint32_t asked)
     if (migrate_send_rp_fetch_offer(mis, &offer)) {
         return 0;
     }
-    trace_postcopy_fetch_offer(n);
     qatomic_set(&fetch->agreed, n);
     return n | (strict ? PEER_FETCH_STRICT : 0);
 }
@@ -125,7 +124,6 @@ static bool fetch_answered(MigrationState *s, uint32_t answer, Error **errp)
         return false;
     }
     p->strict = set > 0 || (answer & PEER_FETCH_STRICT);
-    trace_postcopy_fetch_agreed(n);
     /* The migration thread reads the offer after this */
     qatomic_store_release(&p->agreed, n);
     return true;

@@ -41,13 +41,13 @@ void postcopy_fetch_init(MigrationState *s)
     s->postcopy = g_new0(struct PostcopyOutgoing, 1);
     qemu_sem_init(&s->postcopy->connected, 0);
     qemu_event_init(&s->postcopy->active, false);
-    postcopy_background_init(&s->postcopy->background);
+    qemu_mutex_init(&s->postcopy->background.lock);
 }
 
 void postcopy_fetch_destroy(MigrationState *s)
 {
     postcopy_first_reset(&s->postcopy->first);
-    postcopy_background_destroy(&s->postcopy->background);
+    qemu_mutex_destroy(&s->postcopy->background.lock);
     qemu_sem_destroy(&s->postcopy->connected);
     qemu_event_destroy(&s->postcopy->active);
     g_free(s->postcopy->counts);
@@ -59,7 +59,10 @@ void postcopy_fetch_begin(MigrationState *s)
     qatomic_set(&s->postcopy->agreed, 0);
     qatomic_set(&s->postcopy->used, 0);
     memset(&s->postcopy->offer, 0, sizeof(s->postcopy->offer));
-    postcopy_background_reset(s);
+    /* query-migrate reads it */
+    WITH_QEMU_LOCK_GUARD(&s->postcopy->background.lock) {
+        s->postcopy->background.active = false;
+    }
     postcopy_first_reset(&s->postcopy->first);
 }
 
@@ -72,20 +75,6 @@ bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info)
         postcopy_fetch_fill_counts(info, used, s->postcopy->counts);
     }
     return used;
-}
-
-unsigned postcopy_fetch_iocs(MigrationState *s, QIOChannel **iocs, bool **sent)
-{
-    GPtrArray *channels = s->postcopy->channels;
-    unsigned n = 0;
-
-    for (; channels && n < channels->len; n++) {
-        PostcopyFetchSource *ch = g_ptr_array_index(channels, n);
-
-        iocs[n] = qemu_file_get_ioc(ch->out);
-        sent[n] = &ch->sent;
-    }
-    return n;
 }
 
 /* Connecting */
@@ -309,8 +298,7 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp)
             warn_report("postcopy: %u fetch channels in place of %u: %s", n,
                         agreed, why);
         }
-        trace_postcopy_fetch_open(n, agreed);
-        qatomic_set(&s->postcopy->used, used);
+            qatomic_set(&s->postcopy->used, used);
         qemu_savevm_send_postcopy_fetch(s->to_dst_file, used);
         return true;
     }
@@ -325,7 +313,6 @@ static void postcopy_fetch_failed(PostcopyFetchSource *ch, Error *err)
 {
     MigrationState *s = ch->s;
 
-    trace_postcopy_fetch_failed(ch->id, error_get_pretty(err));
     error_prepend(&err, "postcopy: fetch channel %u: ", ch->id);
     migrate_set_error(s, err);
     WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {

@@ -61,13 +61,6 @@ void postcopy_fetch_begin(MigrationState *s);
 /* Called by the return path thread: the destination has sent @offer */
 void postcopy_fetch_offered(MigrationState *s, const PostcopyFetchOffer *offer);
 
-/*
- * Put the connections of open channels into @iocs, and pointers to their
- * PostcopyFetchSource.sent into @sent, which have room for
- * POSTCOPY_FETCH_CHANNELS_MAX; returns how many.  Migration thread.
- */
-unsigned postcopy_fetch_iocs(MigrationState *s, QIOChannel **iocs, bool **sent);
-
 /* Fill in the counts of the last migration, if it has opened channels */
 bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info);
 void postcopy_fetch_fill_counts(MigrationInfo *info, unsigned used,

@@ -1227,7 +1227,6 @@ static void *file_thread(void *opaque)
     while (!file_place_all(mis, &buffer) || qatomic_xchg(&file->paused, true)) {
         qemu_sem_wait(&file->recovered);
     }
-    trace_postcopy_file_end();
     qemu_anon_ram_free(buffer, RUN_SIZE);
     file_end_recording(file, true);
     file_readers_stop(file);

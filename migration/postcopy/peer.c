@@ -43,7 +43,6 @@ uint32_t peer_ping(MigrationState *s)
     for (unsigned i = 0; i < ARRAY_SIZE(features) && features[i]; i++) {
         ask |= features[i]->ask(s);
     }
-    trace_peer_ping(ask);
     return ask ? PING_ASK | ask : PING_OLD;
 }
 

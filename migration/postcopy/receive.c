@@ -234,19 +234,6 @@ int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
                                   claim.vcpu);
 }
 
-int postcopy_place_discarded(MigrationIncomingState *mis,
-                             const PostcopyPage *page)
-{
-    int ret;
-
-    if (!postcopy_requests_enter(mis->postcopy->requests)) {
-        return 0;
-    }
-    ret = postcopy_receive_page(mis, page, NULL);
-    postcopy_requests_leave(mis->postcopy->requests);
-    return ret;
-}
-
 void postcopy_unclaim_all(MigrationIncomingState *mis)
 {
     for (unsigned i = 0; i < mis->postcopy_channels; i++) {

@@ -73,14 +73,6 @@ int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
                           void *data);
 
 /*
- * A thread has missed a page that is never sent: place zeros, unless another
- * thread does or has.  Any thread, no locks needed.  Returns 0, or negative
- * errno after it has reported the error; the page can be placed later.
- */
-int postcopy_place_discarded(MigrationIncomingState *mis,
-                             const PostcopyPage *page);
-
-/*
  * The connection is broken: pages of which only a part was received, and those
  * that were not placed, will be sent again.  No channel receives meanwhile.
  */

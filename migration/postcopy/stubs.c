@@ -43,12 +43,6 @@ int postcopy_receive_pages(MigrationIncomingState *mis,
     g_assert_not_reached();
 }
 
-int postcopy_place_discarded(MigrationIncomingState *mis,
-                             const PostcopyPage *page)
-{
-    g_assert_not_reached();
-}
-
 void postcopy_unclaim_all(MigrationIncomingState *mis)
 {
     g_assert_not_reached();
