@@ -46,7 +46,7 @@ void postcopy_fetch_fill_info(MigrationInfo *info);
  */
 unsigned postcopy_fetch_agreed(void);
 
-/* Called with the BQL, as peer_register(): channels are one of the peers' features */
+/* With the BQL, as peer_register(): channels are a feature of peers */
 void postcopy_fetch_agree_init(void);
 
 /* Source */

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Async page faults from vCPU exits, taken by a Linux guest: on x86-64 an unmodified one; on arm64 the lab's, which
-has the guest's side."""
+has the guest's side. On arm64 also: options that QEMU refuses, and its service for a guest without them."""
 import time
 from dataclasses import replace
 
 import pytest
 
 from tests.lab import linux_guest
-from tests.lab.arches import both_interfaces, choices, on_both
-from tests.lab.async_guest import all_delivered, finish, guest_with, until_announced
+from tests.lab.arches import both_interfaces, choices, on_aarch64, on_both
 from tests.lab.backends import CHANNELS
 from tests.lab.linux_guest import ASYNC_PF
-from tests.lab.linux_pair import LinuxPair
+from tests.lab.linux_pair import LOAD, LinuxPair, LinuxSide, all_delivered, finish, guest_with, until_announced
 from tests.lab.pair import FORK, MIB, STOCK, until
 from tests.lab.paths import SANITIZED
+from tests.sdei.test_sdei import is_refused
 
 slow = pytest.mark.slow
+ON = ASYNC_PF["aarch64"]
+SDEI, ASYNC = ON[:2], ON[2:]
 
 
 @both_interfaces
@@ -50,25 +52,20 @@ def test_split_irqchip(lab):
 
 
 @slow
-@on_both("way", ["exits", "off", STOCK])
-def test_without(lab, way):
-    qemu = STOCK if way == STOCK else FORK
-    exits = {"exits": "on", "off": "off", STOCK: None}[way]
-    on = () if way == STOCK else ASYNC_PF[lab.arch]
-    with guest_with(lab, exits=exits, source=qemu, destination=qemu, source_options=on,
-                    destination_options=on) as pair:
-        if way != STOCK:
-            pair.destination.cmd("migrate-set-parameters", postcopy_async_pf="off")
-            assert "postcopy-async-pf: off" in pair.destination.hmp("info migrate_parameters")
+@on_both("exits", ["on", "off"])
+def test_without(lab, exits):
+    with guest_with(lab, exits=exits) as pair:
+        pair.destination.cmd("migrate-set-parameters", postcopy_async_pf="off")
+        assert "postcopy-async-pf: off" in pair.destination.hmp("info migrate_parameters")
         pair.postcopy(bandwidth=8 * MIB)
-        if way == "exits":
+        if exits == "on":
             pair.until_faults()
             until(lambda: pair.faults()["exits"] > 50, "vCPUs leave KVM for missing pages")
         else:
             time.sleep(2)
         finish(pair)
         assert pair.async_counts() is None
-        if way == "exits":
+        if exits == "on":
             # QEMU notifies arm64's guest to wake all tasks, from any source, and then that no token is left
             assert not any(name in ("kvm_async_pf_send", "kvm_arm_async_pf_taken")
                            and text.split()[3] not in ("0xffffffff", "0x0")
@@ -110,9 +107,7 @@ def test_reset(lab):
         # QEMU writes the BIOS to memory, for which pages must be received
         pair.source.signal("CONT")
         pair.destination.cmd("system_reset")
-        counts = until(lambda: not (counts := pair.async_counts())["outstanding"] and counts,
-                       "the tokens are forgotten")
-        assert counts["forgotten"] > 0, counts
+        assert all_delivered(pair)["forgotten"] > 0
         pair.destination.cmd("cont")
         pair.fast()
         pair.destination.wait_status("completed")
@@ -126,8 +121,9 @@ def test_reset(lab):
 @on_both()
 def test_recovery(lab):
     with held(lab) as pair:
-        hold(pair, pair.through_proxy(pair.listen()))
-        pair.cut()
+        wire = pair.wire(pair.listen())
+        hold(pair, wire.uri)
+        wire.cut()
         pair.source.signal("CONT")
         pair.wait_paused()
         assert pair.async_counts()["outstanding"] > 0
@@ -194,16 +190,21 @@ def test_on_to_a_qemu_that_knows_nothing_of_it(lab):
 
 
 @slow
-@on_both()
-def test_three_in_a_row(lab):
+@on_both("way", ["postcopy", "precopy"], quick=True)
+def test_told_after_it_has_moved(lab, way):
+    """A guest that was moved once must wake all its tasks; then it is notified of missing pages again."""
     with guest_with(lab, cpus=2) as pair:
-        for n in range(3):
-            if n:
-                pair.next()
-            pair.postcopy(bandwidth=16 * MIB)
-            until_announced(pair)
-            finish(pair)
-            all_delivered(pair)
+        getattr(pair, way)()
+        finish(pair)
+        pair.until_reports(2)
+        if lab.arch == "aarch64":
+            taken = [text for name, text in pair.destination.trace() if name == "kvm_arm_async_pf_taken"]
+            assert sum("token 0xffffffff" in text for text in taken) == 2, taken
+        pair.next()
+        pair.postcopy(bandwidth=8 * MIB)
+        until_announced(pair)
+        finish(pair)
+        all_delivered(pair)
 
 
 @slow
@@ -267,14 +268,14 @@ def test_processor_is_unplugged(lab, end):
         assert len(pair.destination.cmd("query-cpus-fast")) == 1
 
 
-def answers(pair, seconds):
-    """(answers, of these later than 10 ms, the longest in ms) while the source withholds a page, for so many seconds,
-    from a processor in the kernel. Repeats, as the host may be busy with other work."""
+def answers(pair):
+    """(answers, of these later than 10 ms, the longest in ms) while the source withholds a page for two seconds from a
+    processor in the kernel. Repeats, as the host may be busy with other work."""
     for _ in range(6):
         pair.source.signal("STOP")
         time.sleep(0.5)
         first = pair.destination.report().lines[-1]
-        time.sleep(seconds)
+        time.sleep(2)
         pair.source.signal("CONT")
 
         def reported(since: int = first["answers"]) -> bool:
@@ -289,26 +290,21 @@ def answers(pair, seconds):
 
 
 @slow
-@on_both("way", ["async", "exits", STOCK])
+@on_both("way", ["async", "exits"])
 def test_a_processor_that_waits_answers_others(lab, way):
     """The source withholds a page of a processor in the kernel, which cannot get a token, but can be interrupted."""
-    qemu = STOCK if way == STOCK else FORK
-    with LinuxPair(lab, exits=None if way == STOCK else "on", cpus=2, source=qemu, destination=qemu, mem=64,
-                   writers=0, computers=0, copiers=1, interval=100) as pair:
+    with LinuxPair(lab, exits="on", cpus=2, mem=64, writers=0, computers=0, copiers=1, interval=100) as pair:
         if way == "exits":
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf="off")
         pair.postcopy()
         pair.until_reports(20)
-        if way == "exits" or (way == STOCK and lab.arch == "aarch64"):
-            # arm64's KVM has neither async page faults nor their halts
-            assert any(ms > 1500 for n, late, ms in answers(pair, 2))
+        if way == "exits":
+            assert any(ms > 1500 for n, late, ms in answers(pair))
         else:
             # Without a withheld page, some answers take 10 to 30 ms in the lab on a busy host: more than a tenth
             # where compilers keep it busy.
-            assert any(n > 50 and late < n // 2 and ms < 200 for n, late, ms in answers(pair, 2))
-        if way == "async":
-            counts = pair.async_counts()
-            assert counts["halted"] > 0, counts
+            assert any(n > 50 and late < n // 2 and ms < 200 for n, late, ms in answers(pair))
+            assert pair.async_counts()["halted"] > 0
         pair.fast()
         pair.wait_completed()
         pair.check_threads()
@@ -327,3 +323,44 @@ def test_apic_id_above_254(lab):
                           for name, text in pair.destination.trace()), "the second processor is notified of a page")
         finish(pair)
         all_delivered(pair)
+
+
+@on_aarch64("words, machine, reason", [
+    (ASYNC, None, "x-kvm-async-pf=on needs kvm-sdei=on"),
+    (ON, "virt,gic-version=2,kernel-irqchip=off", "x-kvm-async-pf=on needs a GIC in the kernel"),
+], quick=True)
+def test_cannot_be_had(lab, words, machine, reason):
+    ended = LinuxSide(lab, "source", FORK, words, {"machine": machine}).job.wait()
+    assert ended.rc == 1
+    assert reason in ended.output
+
+
+@on_aarch64("words, reason", [
+    (SDEI, "x-kvm-async-pf"),
+    ((), "kvm-sdei"),
+], quick=[((), "kvm-sdei")])
+def test_the_other_side_is_without(lab, words, reason):
+    with guest_with(lab, destination_options=words) as pair:
+        pair.source.wait_ready()
+        is_refused(pair, f"CPU property {reason} is on on the source: start the destination with the same")
+
+
+@on_aarch64("has", ["nothing", "sdei"])
+def test_guest_without(lab, has):
+    """The guest is not notified of missing pages, but its vCPU serves interrupts while it waits."""
+    words = SDEI if has == "sdei" else ()
+    with guest_with(lab, source_options=words, destination_options=words) as pair:
+        pair.postcopy(bandwidth=8 * MIB)
+        pair.until_faults()
+        counts = until(lambda: (counts := pair.async_counts())["halted"] > 5 and counts, "the vCPU is suspended")
+        assert counts["refused-without"] > 0, counts
+        finish(pair)
+        assert pair.async_counts()["announced"] == 0
+
+
+@on_aarch64("source, destination", [(FORK, STOCK), (STOCK, FORK)])
+def test_stock(lab, source, destination):
+    """The properties are off: the stream is that of stock QEMU."""
+    with LinuxPair(lab, source=source, destination=destination, **LOAD) as pair:
+        pair.postcopy()
+        finish(pair)

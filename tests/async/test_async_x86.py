@@ -3,14 +3,13 @@
 test_async.py."""
 import re
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from tests.lab import guest
 from tests.lab.arches import both_interfaces
-from tests.lab.pair import INJECT, MIB, STOCK, Pair, until
+from tests.lab.pair import INJECT, MIB, Pair, until
 from tests.lab.paths import TESTED
 
 slow = pytest.mark.slow
@@ -73,8 +72,8 @@ def test_enabled_on_a_device(lab):
         assert not re.findall("hpet_ram_.*", lab.run(f"cat {pair.destination.trace_log}").output)
 
 
-def withdrawn(pair):
-    return sum(name == "kvm_async_pf_withdraw" for name, _ in pair.destination.trace())
+def traced(pair, event):
+    return sum(name == event for name, _ in pair.destination.trace())
 
 
 @slow
@@ -87,11 +86,11 @@ def test_kicked_before_it_is_told(lab):
         pair.source.signal("STOP")
         # The source withholds the page of this exit
         pair.destination.inject.hold_next("async-announced")
-        before = withdrawn(pair)
+        before = traced(pair, "kvm_async_pf_withdraw")
         pair.destination.release_when_awaited("async-announced")
         pair.destination.cmd("stop")
         # With ThreadSanitizer, a kick is a signal, which KVM notices when it has begun to deliver the exception
-        assert withdrawn(pair) == before + (TESTED != "tsan")
+        assert traced(pair, "kvm_async_pf_withdraw") == before + (TESTED != "tsan")
         pair.destination.cmd("cont")
         pair.source.signal("CONT")
         told, qemu, _ = ends(pair)
@@ -108,7 +107,7 @@ def test_page_comes_before_it_is_told(lab):
         pair.destination.inject.release("async-announced")
         told, qemu, _ = ends(pair)
         # As in the test above
-        assert withdrawn(pair) or TESTED == "tsan"
+        assert traced(pair, "kvm_async_pf_withdraw") or TESTED == "tsan"
         assert told["announced"] == qemu["announced"]
 
 
@@ -124,10 +123,6 @@ def test_named_model(lab, flag):
         pair.finish_fast()
 
 
-def sent(pair):
-    return sum(name == "kvm_async_pf_send" for name, _ in pair.destination.trace())
-
-
 @pytest.mark.parametrize("irqchip", ["on", pytest.param("split", marks=slow)])
 def test_main_thread_is_busy(lab, irqchip):
     """The main thread holds the BQL all the time, and the guest is still notified of pages and of their placement."""
@@ -138,8 +133,9 @@ def test_main_thread_is_busy(lab, irqchip):
         asks = threading.Thread(target=counts, args=(pair,))
         asks.start()
         pair.destination.inject.wait_held("async-info")
-        before = sent(pair)
-        until(lambda: sent(pair) > before + 100, "pages come while the main thread has the BQL", timeout=20)
+        before = traced(pair, "kvm_async_pf_send")
+        until(lambda: traced(pair, "kvm_async_pf_send") > before + 100, "pages come while the main thread has the BQL",
+              timeout=20)
         pair.destination.inject.release("async-info")
         asks.join()
         ends(pair)
@@ -169,50 +165,6 @@ def test_nested_guest(lab):
         assert missed(pair, 32 * MIB - 4096)
         assert counts(pair)["halted"] > 0 and counts(pair)["announced"] == 0
         pair.finish_fast()
-
-
-def longest_answer(lab, way):
-    """In ms, to interrupts of a processor in the kernel, which misses a page that is withheld for 2 s."""
-    options = {"source": STOCK, "destination": STOCK, "exits": None} if way == STOCK else {}
-    # On one channel, QEMU requests no pages around, so that the processor continues to miss pages.
-    with pair_with(lab, KERNEL, cpus=2, capabilities=(), **options) as pair:
-        def answers():
-            return pair.destination.report().all("answers")
-        if way == "exits":
-            pair.destination.cmd("migrate-set-parameters", postcopy_async_pf="off")
-        pair.postcopy(bandwidth=64 << 10)
-        until(lambda: len(answers()) > 2, "the second processor is answered")
-        pair.source.signal("STOP")
-        time.sleep(0.5)
-        before = len(answers()) + 1
-        time.sleep(2)
-        if way != "exits":
-            # Beside three other labs, there can be fewer than one in two seconds
-            until(lambda: len(answers()) > before, "an answer is reported")
-        during = answers()[before:]
-        pair.source.signal("CONT")
-        pair.finish_fast()
-        if way == "exits":
-            # One report, after the page was placed
-            assert not during
-            during = answers()[before - 1:]
-        longest = max(a["longest_us"] for a in during) / 1000
-        print(f"{way}: {sum(a['count'] for a in during)} answers, the longest in {longest} ms")
-        return longest
-
-
-@slow
-def test_answers(lab):
-    """The host may have been busy in some rounds: compares the best one, with stock QEMU beside it."""
-    found: dict[str, list[float]] = {"async": [], STOCK: []}
-    for _ in range(6):
-        for way, longest in found.items():
-            longest.append(longest_answer(lab, way))
-        if min(found["async"]) < max(10, 2 * min(found[STOCK])):
-            break
-    else:
-        raise AssertionError(found)
-    assert longest_answer(lab, "exits") > 1500
 
 
 def test_blackout_waits_for_no_filter(lab):

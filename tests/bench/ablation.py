@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.bench import bench, postcopy
 from tests.lab import cli
-from tests.lab.cli import ProgramError, aligned, say
+from tests.lab.cli import aligned, say
 from tests.lab.paths import REPORTS, ROOT
 
 GAIN = 1.1
@@ -40,25 +40,20 @@ ROWS: dict[str, tuple[str, tuple[str, ...], str, tuple[str, ...]]] = {
 FEWER = 3
 
 
-def name_of(row):
-    return "ablation-" + "-".join(row.replace(",", "").lower().split())
-
-
 def figures_of(row, rounds):
     """(the vCPUs' lost time, p99) of each round by mechanism; "" is with all mechanisms."""
     program, words, variant, mechanisms = ROWS[row]
     variants = [variant, *(variant + postcopy.WITHOUT + m for m in mechanisms)]
-    name = name_of(row)
-    if program == "async.py":
-        rounds = max(1, rounds // FEWER)
+    name = "ablation-" + "-".join(row.replace(",", "").lower().split())
+    linux = program == "async.py"
+    kind = "ways" if linux else "variants"
+    rounds = max(1, rounds // FEWER) if linux else rounds
     subprocess.run([sys.executable, Path(__file__).with_name(program), *words, "--rounds", str(rounds), "--name", name,
-                    "--ways" if program == "async.py" else "--variants", *variants], cwd=ROOT, check=True)
+                    f"--{kind}", *variants], cwd=ROOT, check=True)
     [run] = json.loads((REPORTS / f"{name}.json").read_text())["runs"]
-    if program == "async.py":
-        return {v.partition(postcopy.WITHOUT)[2]: [(1e6 / r["computed"], None) for r in runs]
-                for v, runs in run["ways"].items()}
-    return {v.partition(postcopy.WITHOUT)[2]: [(r["stall_ms"], r["missed_p99_us"]) for r in runs]
-            for v, runs in run["variants"].items()}
+    return {v.partition(postcopy.WITHOUT)[2]: [
+        (1e6 / r["computed"], None) if linux else (r["stall_ms"], r["missed_p99_us"]) for r in runs]
+        for v, runs in run[kind].items()}
 
 
 def ratios(of, mechanism):
@@ -81,26 +76,20 @@ def show(measured):
 
 
 def run(options):
-    about = bench.about()
-    if unknown := set(options.rows) - set(ROWS):
-        raise ProgramError(f"no row {', '.join(sorted(unknown))}: there are {', '.join(ROWS)}")
     measured = {}
     for row in options.rows:
         say(f"row {row}")
         measured[row] = figures_of(row, options.rounds)
     text = f"{options.rounds} rounds; of the Linux guest a third.\n```\n{bench.printed(show, measured)}```\n"
-    bench.write("ablation", {"about": about, "settings": {"rounds_count": options.rounds}, "rows": {
+    bench.write(options, {"rows": {
         row: {m or "all": [{"stall_ms": stall, "missed_p99_us": p99} for stall, p99 in runs] for m, runs in of.items()}
         for row, of in measured.items()}}, "What each mechanism gains", text)
 
 
-def main():
+if __name__ == "__main__":
     parser = cli.parser(__doc__)
+    parser.set_defaults(name="ablation")
     parser.add_argument("--rounds", type=int, default=9,
                         help="migrations of each variant in a row (9); of the Linux guest a third")
-    parser.add_argument("--rows", nargs="+", metavar="NAME", default=list(ROWS), help=f"only these ({'; '.join(ROWS)})")
-    cli.main("bench", run, parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="only these (all)")
+    bench.main(run, parser.parse_args())

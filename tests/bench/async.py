@@ -14,17 +14,12 @@ NAME.svg.
 """
 import contextlib
 import itertools
-import shlex
-import statistics
 import time
 
 from tests.bench import bench, pictures, postcopy
-from tests.bench.bench import Figures
-from tests.lab import cli, other_qemu
-from tests.lab.backends import shared_disk
-from tests.lab.cli import ProgramError, say
-from tests.lab.host import Host
-from tests.lab.lab import HIGHRES, Lab
+from tests.lab import other_qemu
+from tests.lab.cli import ProgramError, aligned
+from tests.lab.lab import HIGHRES
 from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.network import Network, programs
@@ -42,7 +37,8 @@ WAYS: dict[str, tuple[str, str | None, str | None]] = {
 }
 # This many rounds begin with guests of the same boot
 SAVED_ROUNDS = 5
-KINDS = {"computed": "computer", "memory operations": "writer", "disk transfers": "disk"}
+SPAN_S = 8          # that is measured if the background has a limit
+KINDS = {"computed": "computer", "memory operations": "writer"}
 
 
 def total(line, thread):
@@ -77,15 +73,14 @@ def watch(pair, before, qemu):
     return points
 
 
-def begun(pair, disk):
-    until(lambda: (lines := pair.source.report().lines) and (not disk or total(lines[-1], "disk")),
-          "the guest has begun", timeout=300)
+def begun(pair):
+    until(lambda: pair.source.report().lines, "the guest has begun", timeout=300)
 
 
 def boot(pair, image):
     """The guest's report until it has begun. Sources of other pairs can load the guest from the image."""
     with pair:
-        begun(pair, 0)
+        begun(pair)
         made = pair.source.add_disk()
         error = pair.source.run_job("snapshot-save", tag="begun", vmstate="disk", devices=["disk"])
         assert not error, error
@@ -96,27 +91,23 @@ def boot(pair, image):
 def migrate(lab, network, way, cpus, options, booted):
     qemu, exits, asynchronous = WAYS[way.partition(postcopy.WITHOUT)[0]]
     qemu, words, wrapper = postcopy.build_of(way, qemu, postcopy.tells(options.ways))
-    on = (*(ASYNC_PF[lab.arch] if qemu not in (STOCK, PEER) else ()), *shlex.split(options.words))
+    on = ASYNC_PF[lab.arch] if qemu not in (STOCK, PEER) else ()
     mem = options.memory * cpus
-    disk = shared_disk(lab, size_mib=options.disk)[1] if options.disk else ()
 
     def pair_with(*loaded):
         return LinuxPair(
             lab, exits=exits, source=qemu, destination=qemu, cpus=cpus, fetch="auto", traced=False,
             source_wrapper=wrapper, capabilities=("events", *("postcopy-preempt",) * options.preempt),
-            wrapper=(*(network.wrapper if network else ()), *wrapper), mem=mem,
-            memory_mb=mem + 128 + 3 * options.disk, source_options=(*on, *disk, *words, *loaded),
-            destination_options=(*on, *disk), writers=cpus, **{"disk": options.disk} if disk else {},
-            computers=0 if options.writers_only else cpus, interval=100)
+            wrapper=(*(network.wrapper if network else ()), *wrapper), mem=mem, memory_mb=mem + 128,
+            source_options=(*on, *words, *loaded), destination_options=on, writers=cpus, computers=cpus, interval=100)
 
-    # Booting would take half of a round. A guest with a disk has no image.
+    # Booting would take half of a round.
     image = f"{lab.tmp}/begun-{qemu}-{cpus}.qcow2"
-    if not disk and image not in booted:
+    if image not in booted:
         booted[image] = boot(pair_with(), image)
-    loaded = () if disk else ("-blockdev", f"driver=qcow2,node-name=disk,file.driver=file,file.filename={image}",
-                              "-loadvm", "begun")
-    with pair_with(*loaded) as pair:
-        pair.source.said_before = booted.get(image, "")
+    with pair_with("-blockdev", f"driver=qcow2,node-name=disk,file.driver=file,file.filename={image}",
+                   "-loadvm", "begun") as pair:
+        pair.source.said_before = booted[image]
         if asynchronous:
             pair.destination.cmd("migrate-set-parameters", postcopy_async_pf=asynchronous)
         if network:
@@ -124,7 +115,7 @@ def migrate(lab, network, way, cpus, options, booted):
             pair.destination.cmd("migrate-incoming", uri=uri)
         else:
             uri = pair.wire_of(SlowWire, pair.listen(), delay_us=options.delay).uri
-        begun(pair, disk)
+        begun(pair)
         pair.postcopy(uri, bandwidth=int(options.rate * cpus * MIB))
         before = {"ms": pair.source.report().lines[-1]["ms"], **pair.counts_at_switch()}
         misses = watch(pair, before, qemu)
@@ -169,139 +160,81 @@ def of_span(runs, seconds):
             r["over_time"][kind] = [point for point in points if point[0] <= span]
 
 
-def of_equal_work(results):
-    """For each run, the pages missed until the guest had done as much work as the slowest way of its round."""
-    for ways in results.values():
-        for runs in zip(*ways.values(), strict=True):
-            work = min(min(r["memory operations"], r["missed_over_memory_operations"][-1][0]) for r in runs)
-            for r in runs:
-                r["equal_memory_operations_count"] = work
-                r["equal_work_missed_pages_count"] = at(r["missed_over_memory_operations"], work)
-
-
-def kinds(results):
-    """The kinds of work that any guest has done."""
-    return [kind for kind in KINDS if any(r[kind] for ways in results.values() for runs in ways.values() for r in runs)]
-
-
-def medians(rounds, what):
-    values = [r[what] for r in rounds]
-    return f"{statistics.median(values):>9.0f} ({min(values):.0f} to {max(values):.0f})"
+def of_equal_work(runs):
+    """For each run of a round, the pages missed until the guest had done as much work as in the slowest way."""
+    work = min(min(r["memory operations"], r["missed_over_memory_operations"][-1][0]) for r in runs)
+    for r in runs:
+        r["equal_memory_operations_count"] = work
+        r["equal_work_missed_pages_count"] = at(r["missed_over_memory_operations"], work)
 
 
 def show(results):
     for cpus, ways in results.items():
-        print(f"{cpus} vCPU(s), medians (least to most):")
-        width = max(map(len, ways))
-        did = kinds(results)
-        print(f"{'':{width}}" + "".join(f"{kind:>26}" for kind in did)
-              + f"{'missed pages':>22}{'of equal work':>24}{'total ms':>24}")
-        for way, rounds in ways.items():
-            print(f"{way:{width}}" + "".join(f"{medians(rounds, what):>{column}}" for what, column in (
-                *((kind, 26) for kind in did), ("missed_pages_count", 22),
-                ("equal_work_missed_pages_count", 24), ("total_time_ms", 24))))
+        print(f"{cpus} vCPU(s), medians (least..most):")
+        print("\n".join(aligned([("", *KINDS, "missed pages", "of equal work", "total ms"), *(
+            (way, *(bench.spread([r[what] for r in rounds]) for what in (
+                *KINDS, "missed_pages_count", "equal_work_missed_pages_count", "total_time_ms")))
+            for way, rounds in ways.items())])))
 
 
 def verdicts(results):
     for cpus, ways in results.items():
-        for kind in kinds(results):
-            middle = {way: statistics.median(r[kind] for r in rounds) for way, rounds in ways.items()}
-            first, *others = middle
-            ratios = ", ".join(f"{middle[first] / middle[way]:.2f} times {way}" for way in others if middle[way])
-            yield f"{cpus} vCPU(s), {kind}: {first} is {ratios}"
+        for kind in KINDS:
+            first, *others = ways
             pairs = {way: [a[kind] / b[kind] for a, b in zip(ways[first], ways[way], strict=True) if b[kind]]
                      for way in others}
-            yield "the same round by round: " + ", ".join(
-                f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f}) times {way}"
-                for way, found in pairs.items() if found)
-        for what, text in (("missed_pages_count", "in all"),
-                           ("equal_work_missed_pages_count", "until the guest has done what the slowest way does")):
-            misses = {way: statistics.median(r[what] for r in rounds) for way, rounds in ways.items()}
-            yield f"{cpus} vCPU(s), pages missed {text}: " + ", ".join(f"{way} {n:.0f}" for way, n in misses.items())
+            yield f"{cpus} vCPU(s), {kind}, round by round: {first} is " + ", ".join(
+                f"{bench.spread(ratios, '{:.2f}')} times {way}" for way, ratios in pairs.items() if ratios)
         counts = [r["async"] for r in ways.get("exits, async", ())]
         if counts and all(counts):
             sums = {key: sum(c[key] for c in counts) for key in counts[0]}
             yield f"{cpus} vCPU(s), of all rounds: " + ", ".join(f"{key} {n}" for key, n in sorted(sums.items()))
 
 
-def write(about, network, results, options):
-    arm = options.arch == "aarch64"
-    of_equal_work(results)
-    title = "A Linux guest during post-copy: async page faults from exits" + ", arm64" * arm
-    name = options.name or below("async" + "-writers" * options.writers_only, options.arch)
+def write(network, results, options):
+    title = "A Linux guest during post-copy: async page faults from exits" + ", arm64" * (options.arch == "aarch64")
     link = f" (ping {network.round_trip_us:.0f} us)" if network else ""
-    pictures.over_time(name, f"{title}, cumulative", {
+    pictures.over_time(options.name, f"{title}, cumulative", {
         f"{cpus} vCPU(s): {kind}": {way: [r["over_time"][kind] for r in rounds] for way, rounds in ways.items()}
         for cpus, ways in results.items() for kind in KINDS}, "seconds since the guest resumes, by its clock")
     background = f"{options.rate} MiB/s of background" if options.rate else "a background without a limit"
-    span = f"the first {options.seconds} s" if options.rate else f"until {span_way(options.ways)} has all memory"
+    span = f"the first {SPAN_S} s" if options.rate else f"until {span_way(options.ways)} has all memory"
     text = (f"For each vCPU {options.memory} MiB written at random and {background}; a link of {options.delay} us in "
             f"each direction{link}, {options.bandwidth or 'unlimited'} Mbit/s; {span}.\n"
             f"```\n{bench.printed(show, results)}```\n" + "\n".join(f"* {line}" for line in verdicts(results)))
-    [rounds] = {len(runs) for ways in results.values() for runs in ways.values()}
-    bench.write(name, {"about": about, "settings": {
-        "memory_mib_per_vcpu": options.memory, "rate_mib_per_s_per_vcpu": options.rate, "delay_us": options.delay,
-        "bandwidth_mbit_per_s": options.bandwidth, "preempt": options.preempt, "icount": options.icount,
-        "accelerator": "tcg" if options.host else "kvm",
-        "writers_only": options.writers_only, "disk_mib": options.disk, "words": options.words, "rounds_count": rounds},
-        "runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]},
-        title, text, [(name, title)])
-
-
-def one_round(lab, network, n, options, booted):
-    """All ways in turn; each round begins with another way."""
-    if n % SAVED_ROUNDS == 0:
-        booted.clear()
-    order = options.ways[n % len(options.ways):] + options.ways[:n % len(options.ways)]
-    for cpus, way in itertools.product(options.cpus, order):
-        say(f"round {n + 1} of {options.rounds}, {cpus} vCPU(s): {way}")
-        yield cpus, way, migrate(lab, network, way, cpus, options, booted)
-
-
-def place(options):
-    if options.host:
-        return Host("tcg")
-    return Lab(name=below("bench-async", options.arch), memory_mb=3072, append=HIGHRES, icount=options.icount,
-               extra=[] if options.arch == "aarch64" else programs(), arch=options.arch)
+    bench.write(options, {"runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]}, title, text,
+                [(options.name, title)])
 
 
 def run(options):
-    about = bench.about()
     if options.peer:
         name = f"QEMU {other_qemu.version()}"
         WAYS[name] = (PEER, None, None)
         options.ways.append(name)
-    results: dict[int, dict[str, list[Figures]]] = {cpus: {way: [] for way in options.ways} for cpus in options.cpus}
+    booted: dict[str, str] = {}
+    migrations = itertools.count()
     arm = options.arch == "aarch64"
-    network = None
-    try:
-        with place(options) as lab:
-            if options.peer:
-                other_qemu.put(lab)
-            link = contextlib.nullcontext() if arm else Network(lab, options.delay, options.bandwidth)
-            booted: dict[str, str] = {}
-            with link as network:
-                for n in range(options.rounds):
-                    found: dict[int, dict[str, Figures]] = {cpus: {} for cpus in options.cpus}
-                    for cpus, way, figures in one_round(lab, network, n, options, booted):
-                        found[cpus][way] = figures
-                    for runs in found.values():
-                        of_span(runs, options.seconds if options.rate else 0)
-                    for cpus, runs in found.items():
-                        for way in results[cpus]:
-                            results[cpus][way].append(runs[way])
-    finally:
-        # Also if the run is interrupted
-        if results[options.cpus[0]][options.ways[0]]:
-            write(about, network, results, options)
+    with bench.place(options, below("bench-async", options.arch), memory_mb=3072, append=HIGHRES, arch=options.arch,
+                     extra=() if arm else programs()) as lab:
+        if options.peer:
+            other_qemu.put(lab)
+        with contextlib.nullcontext() if arm else Network(lab, options.delay, options.bandwidth) as network:
+            def measure(cpus, way):
+                if next(migrations) % (SAVED_ROUNDS * len(options.cpus) * len(options.ways)) == 0:
+                    booted.clear()
+                return migrate(lab, network, way, cpus, options, booted)
+            results = bench.in_turn(options.cpus, options.ways, options.rounds, measure, "{} vCPU(s)".format)
+    for ways in results.values():
+        for runs in zip(*ways.values(), strict=True):
+            of_span(dict(zip(ways, runs, strict=True)), SPAN_S if options.rate else 0)
+            of_equal_work(runs)
+    write(network, results, options)
 
 
-def main():
-    parser = cli.parser(__doc__)
+if __name__ == "__main__":
+    parser = bench.parser(__doc__, 8, "2 rounds, 1 vCPU")
     parser.add_argument("--arch", choices=("x86_64", "aarch64"), default="x86_64", help="of the guest (x86_64)")
-    parser.add_argument("--rounds", type=int, help="migrations of each way (8)")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, 1 vCPU")
-    parser.add_argument("--cpus", nargs="+", type=int, help="vCPUs of the guest (1 2 4)")
+    parser.add_argument("--cpus", nargs="+", type=int, default=[1, 2, 4], help="vCPUs of the guest (1 2 4)")
     parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="that each vCPU writes (96)")
     parser.add_argument("--rate", type=float, default=6, metavar="MIB",
                         help="of the background for each vCPU, per second (6; 0: no limit)")
@@ -311,26 +244,16 @@ def main():
     parser.add_argument("--ways", nargs="+", metavar="NAME", help=f"only these ({', '.join(WAYS)}), e.g. stock "
                         f"'exits, async' 'exits, async{postcopy.WITHOUT}along', see postcopy.py")
     parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU")
-    parser.add_argument("--name", help="of the report (async)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--host", action="store_true", help="on this machine, as root, with --bandwidth and no delay")
     bench.add_icount(where)
-    parser.add_argument("--writers-only", action="store_true", help="no thread computes: the same work in each way")
-    parser.add_argument("--disk", type=int, default=0, metavar="MIB",
-                        help="a thread writes and reads so much of a disk, which the main thread serves (0: none)")
-    parser.add_argument("--words", default="", help="of both QEMUs, as '-global x86_64-cpu.kvm-asyncpf-int=off'")
-    parser.add_argument("--seconds", type=float, default=8, help="that are measured (8)")
-    options = parser.parse_args()
-    options.rounds = options.rounds or (2 if options.quick else 8)
-    options.cpus = options.cpus or ([1] if options.quick else [1, 2, 4])
+    parser.set_defaults(accel="tcg", exits=False)
+    options = bench.parse(parser, rounds=2, cpus=[1])
+    options.name = options.name or below("async", options.arch)
     if options.delay is None:
         options.delay = 0 if options.host else 4000
     default = "no exits" if options.host else "exits, async"
     options.ways = options.ways or ([default, "stock"] if options.host or not options.rate else list(WAYS))
     if unknown := {way.partition(postcopy.WITHOUT)[0] for way in options.ways} - set(WAYS):
         parser.error(f"no way {', '.join(sorted(unknown))}: there are {', '.join(WAYS)}")
-    cli.main("bench", run, options)
-
-
-if __name__ == "__main__":
-    main()
+    bench.main(run, options)

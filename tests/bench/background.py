@@ -5,25 +5,24 @@ On this machine, with TCG. A stopped guest is migrated by each variant in turn, 
 limit of the background. Pages/s and processor time are those from the switch until the destination has reported to
 the source that all pages are received, system calls and mutexes those of the migration. Then the guest checks memory.
 """
+import itertools
 import re
 import shutil
 import statistics
 import subprocess
 import time
-from collections import namedtuple
 
 from tests.bench import bench, postcopy
-from tests.bench.bench import Figures
-from tests.lab import cli, other_qemu, tls
-from tests.lab.cli import ProgramError, aligned, say
+from tests.lab import tls
+from tests.lab.cli import ProgramError, aligned
 from tests.lab.host import Host
 from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, MIB, STOCK, Pair, until
 from tests.lab.paths import ROOT
 
 PAGE = 4096
-Case = namedtuple("Case", "transport memory")
-KINDS = ("pages", "zeros", "hugetlb")
+TRANSPORTS = (*postcopy.URIS, "tls")
+KINDS = ("pages", "zeros")
 
 
 class Counts:
@@ -50,31 +49,30 @@ class Counts:
         return int(counts[0]), locks
 
 
-def migrate(place, variant, case, memory_mib):
+def migrate(place, variant, transport, kind, memory_mib):
     """One migration; its figures, per page."""
     qemu, exits, fetch = postcopy.VARIANTS[variant]
-    encrypted = case.transport == "tls"
+    encrypted = transport == "tls"
     locks = [f"{place.tmp}/{side}.locks" for side in ("source", "destination")]
     counting = [("env", f"LD_PRELOAD={ROOT / 'build/tests/count-locks.so'}", f"COUNT_LOCKS={file}") for file in locks]
     # The guest's parameter "zero": pages that stay zeros until it has moved
     with Pair(place, exits=exits, source=qemu, destination=qemu, memory_mb=memory_mib, cpus=1,
-              pattern="disjoint", zero=100 if case.memory == "zeros" else 0, seed=1, capabilities=("events",),
-              backend="hugetlb" if case.memory == "hugetlb" else "anonymous", traced=False, fetch=fetch,
-              tls=tls.directory(place) if encrypted else None,
+              pattern="disjoint", zero=100 if kind == "zeros" else 0, seed=1, capabilities=("events",), traced=False,
+              fetch=fetch, tls=tls.directory(place) if encrypted else None,
               source_wrapper=counting[0], wrapper=counting[1]) as pair:
         src, dst = pair.sides
-        uri = postcopy.uri_of(place, "tcp" if encrypted else case.transport)
+        uri = postcopy.uri_of(place, "tcp" if encrypted else transport)
         src.wait_ready()
         src.cmd("stop")
         src.cmd("migrate-set-parameters", max_postcopy_bandwidth=0)
         dst.cmd("migrate-incoming", uri=uri)
         counts = Counts(pair, locks)
         pair.start(uri)
-        before = [side.cpu_seconds_of_all() for side in pair.sides]
+        before = [side.cpu_seconds() for side in pair.sides]
         src.cmd("migrate-start-postcopy")
         # By events, not by polling: QMP takes three system calls for each byte
         ms = postcopy.switch_to_last_page_ms(src, "postcopy-active")
-        cpu_us = [(side.cpu_seconds_of_all() - then) * 1e6 for side, then in zip(pair.sides, before, strict=True)]
+        cpu_us = [(side.cpu_seconds() - then) * 1e6 for side, then in zip(pair.sides, before, strict=True)]
         calls_count, locks_count = counts.end()
         dst.wait_status("completed")
         pages = memory_mib * MIB // PAGE
@@ -102,70 +100,42 @@ COLUMNS = (
 )
 
 
-def cell(of, key, unit):
-    values = [r[key] for r in of]
-    return f"{unit.format(statistics.median(values))} ({unit.format(min(values))}..{unit.format(max(values))})"
-
-
-def ratio(of, first, key):
-    middle = [statistics.median(r[key] for r in runs) for runs in (of, first)]
-    return f"{middle[0] / middle[1]:.2f}"
+def cell(runs, first, key, unit):
+    values, of_first = ([r[key] for r in of] for of in (runs, first))
+    return bench.spread(values, unit) if unit else f"{statistics.median(values) / statistics.median(of_first):.2f}"
 
 
 def show(measured):
     for case, of in measured.items():
         first, *_ = of.values()
-        print(f"{case.transport}, {case.memory}\n")
+        print(", ".join(case) + "\n")
         print("\n".join(aligned([("", *(label for label, *_ in COLUMNS)), *(
-            (variant, *(cell(runs, key, unit) if unit else ratio(runs, first, key) for _, key, unit in COLUMNS))
+            (variant, *(cell(runs, first, key, unit) for _, key, unit in COLUMNS))
             for variant, runs in of.items())])) + "\n")
 
 
 def run(options):
     if not shutil.which("perf"):
         subprocess.run([ROOT / "scripts/deps", "bench"], check=True)
-    about = bench.about()
-    place = Host("tcg", hugepages=options.memory + 8 if "hugetlb" in options.kinds else 0)
-    if options.peer:
-        postcopy.VARIANTS[f"QEMU {other_qemu.version()}"] = (PEER, None, 0)
-    postcopy.VARIANTS.update({f"{n} channels": (FORK, "off", n) for n in options.fetch})
-    names = [name for name in postcopy.VARIANTS if name != "exits on"
-             and (not options.variants or name in options.variants)]
-    cases = [Case(transport, memory) for transport in options.transport for memory in options.kinds]
-    measured: dict[Case, dict[str, list[Figures]]] = {case: {name: [] for name in names} for case in cases}
-    with place as machine:
-        if options.peer:
-            other_qemu.put(machine)
-        about |= postcopy.machine(machine, [STOCK, FORK] + [PEER] * options.peer)
-        for n in range(options.rounds):
-            for case in cases:
-                for name in names[n % len(names):] + names[:n % len(names)]:
-                    say(f"round {n + 1} of {options.rounds}: {case}, {name}")
-                    measured[case][name].append(migrate(machine, name, case, options.memory))
+    with Host("tcg") as place:
+        names = postcopy.variants(place, options.fetch, options.peer, options.variants)
+        bench.describe(place, [STOCK, FORK] + [PEER] * options.peer)
+        measured = bench.in_turn(itertools.product(options.transport, options.kinds), names, options.rounds,
+                                 lambda case, variant: migrate(place, variant, case[0], case[1], options.memory),
+                                 ", ".join)
     text = (f"{options.memory} MiB of guest, {options.rounds} rounds: median (min..max).\n"
             f"```\n{bench.printed(show, measured)}```\n")
-    bench.write(options.name, {"about": about, "settings": {"memory_mib": options.memory,
-                "rounds_count": options.rounds}, "runs": [case._asdict() | {"variants": of} for case, of in
-                                                          measured.items()]},
+    bench.write(options, {"runs": [{"transport": transport, "memory": kind, "variants": of}
+                                   for (transport, kind), of in measured.items()]},
                 "What the background costs, on this host", text)
 
 
-def main():
-    parser = cli.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="1 round, TCP")
-    parser.add_argument("--rounds", type=int, help="(5)")
+if __name__ == "__main__":
+    parser = bench.parser(__doc__, 5, "1 round, TCP", "background")
     parser.add_argument("--memory", type=int, default=2048, metavar="MIB", help="of the guest (2048)")
-    parser.add_argument("--transport", nargs="+", choices=(*postcopy.URIS, "tls"), help="(all)")
+    parser.add_argument("--transport", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="(all)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS[:1], help="of memory (pages)")
     parser.add_argument("--fetch", nargs="+", type=int, default=[0, 1, 4, 8], metavar="N", help="channels (0 1 4 8)")
     parser.add_argument("--peer", action="store_true", help="also Debian's newest QEMU")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these")
-    parser.add_argument("--name", default="background", help="of the report (background)")
-    options = parser.parse_args()
-    options.rounds = options.rounds or (1 if options.quick else 5)
-    options.transport = options.transport or (["tcp"] if options.quick else [*postcopy.URIS, "tls"])
-    cli.main("bench", run, options)
-
-
-if __name__ == "__main__":
-    main()
+    bench.main(run, bench.parse(parser, rounds=1, transport=["tcp"]))

@@ -12,13 +12,11 @@ build/reports/breakdown.json and .md.
 import re
 import statistics
 from collections import defaultdict, namedtuple
-from typing import Any
 
 from tests.bench import bench, postcopy
-from tests.lab import cli
 from tests.lab.cli import say
 from tests.lab.lab import Lab
-from tests.lab.pair import FORK, MIB, Pair
+from tests.lab.pair import FORK, Pair
 
 SOURCE = ("migrate_handle_rp_req_pages", "postcopy_preempt_send_host_page")
 DESTINATION = {
@@ -32,6 +30,7 @@ ASK = 1         # state of a fault that requests its page
 HAS_DATA = 0x08         # flag of a page with data
 PREEMPT_CHANNEL = 1
 SAME_FAULT_US = 2_000_000       # later events belong to another fault
+TRACED = {"traced": True, "without trace": False}
 
 Event = namedtuple("Event", "us thread name text")
 
@@ -43,6 +42,16 @@ STAGES = {
     "page sent, destination's thread woken": ("taken", "header"),
     "page received and placed": ("header", "placed"),
     "vCPU thread woken": ("placed", "woken"),
+}
+# Of the table, below the stages
+ROWS = {
+    "**from first to last event**": "in_qemu_p50_us",
+    "rest: KVM, userfaultfd, until a thread runs": "outside_of_qemu_p50_us",
+    "**touch that waited, timed by the guest**": "traced_touch_p50_us",
+    "the same, without trace": "touch_p50_us",
+    "so each trace event costs, within each line above": "trace_event_us",
+    "touch of present memory that KVM has to map": "present_touch_p50_us",
+    "faults whose way is known": "faults_count",
 }
 
 
@@ -98,13 +107,10 @@ def faults(variant, source, destination):
         f = {"known": us, "handled": handled.next(offset, us), "taken": taken.next(offset >> PAGE_BITS, us),
              "header": header.next(offset, us),
              "placed": placed.next(offset if base is None else base + offset & ~((1 << PAGE_BITS) - 1), us)}
-        if None in f.values():
-            continue
         if cpu is not None:
             f |= {"exit": exits.last(cpu, us), "woken": woken.next(cpu, us)}
-            if None in f.values():
-                continue
-        yield f
+        if None not in f.values():
+            yield f
 
 
 def migrate(lab, variant, options, traced):
@@ -117,11 +123,9 @@ def migrate(lab, variant, options, traced):
     with Pair(lab, exits=exits, source=qemu, destination=qemu, cpus=options.cpus, memory_mb=options.memory,
               pattern="disjoint", seed=1, traced=False, source_options=words[0], destination_options=words[1]) as pair:
         src, dst = pair.sides
-        src.cmd("migrate-set-parameters", max_postcopy_bandwidth=MIB)
         dst.cmd("migrate-incoming", uri=uri)
-        pair.start(uri)
-        src.cmd("migrate-start-postcopy")
-        pair.destination.wait_event("end")
+        pair.postcopy(uri)
+        dst.wait_event("end")
         pair.finish(limited=True)
         guest = postcopy.latencies(pair, dst.report(), src.report().the("boot")["tsc_khz"])
         found = []
@@ -139,12 +143,13 @@ def median_of(found, begin, end):
 
 def figures(runs):
     """Figures of one variant's runs, with and without trace."""
-    found = [f for faults_of, _ in runs[True] for f in faults_of]
+    traced, untraced = (runs[way] for way in TRACED)
+    found = [f for faults_of, _ in traced for f in faults_of]
     result = {"faults_count": len(found),
               "stages_p50_us": {stage: median_of(found, *of) for stage, of in STAGES.items()},
-              "traced_touch_p50_us": statistics.median(guest["latency_p50_us"] for _, guest in runs[True]),
-              "touch_p50_us": statistics.median(guest["latency_p50_us"] for _, guest in runs[False]),
-              "present_touch_p50_us": statistics.median(guest["present_touch_p50_us"] for _, guest in runs[False])}
+              "traced_touch_p50_us": statistics.median(guest["latency_p50_us"] for _, guest in traced),
+              "touch_p50_us": statistics.median(guest["latency_p50_us"] for _, guest in untraced),
+              "present_touch_p50_us": statistics.median(guest["present_touch_p50_us"] for _, guest in untraced)}
     whole = statistics.median(max(f.values()) - min(f.values()) for f in found)
     # Events of one fault follow each other, so that a touch takes longer by the cost of all of them.
     event_us = max(0.0, result["traced_touch_p50_us"] - result["touch_p50_us"]) / len(found[0])
@@ -154,52 +159,28 @@ def figures(runs):
 
 def show(results):
     print("| median, us | " + " | ".join(results) + " |\n| --- " + "| ---: " * len(results) + "|")
-
-    def row(label, values):
+    rows = {stage: [r["stages_p50_us"][stage] for r in results.values()] for stage in STAGES}
+    rows |= {label: [r[key] for r in results.values()] for label, key in ROWS.items()}
+    for label, values in rows.items():
         print(f"| {label} | " + " | ".join("" if v is None else f"{v:.0f}" for v in values) + " |")
-    for stage in STAGES:
-        row(stage, [r["stages_p50_us"][stage] for r in results.values()])
-    row("**from first to last event**", [r["in_qemu_p50_us"] for r in results.values()])
-    row("rest: KVM, userfaultfd, until a thread runs", [r["outside_of_qemu_p50_us"] for r in results.values()])
-    row("**touch that waited, timed by the guest**", [r["traced_touch_p50_us"] for r in results.values()])
-    row("the same, without trace", [r["touch_p50_us"] for r in results.values()])
-    row("so each trace event costs, within each line above", [r["trace_event_us"] for r in results.values()])
-    row("touch of present memory that KVM has to map", [r["present_touch_p50_us"] for r in results.values()])
-    row("faults whose way is known", [r["faults_count"] for r in results.values()])
 
 
 def run(options):
-    about = bench.about()
-    runs: dict[str, dict[bool, list[Any]]] = {variant: {True: [], False: []} for variant in postcopy.VARIANTS}
     say("boot the lab")
     with Lab(name="breakdown", icount=options.icount) as lab:
-        about |= postcopy.machine(lab)
-        for n in range(options.rounds):
-            for variant, of in runs.items():
-                for traced in of:
-                    say(f"round {n + 1} of {options.rounds}: {variant}, {'traced' if traced else 'without trace'}")
-                    of[traced].append(migrate(lab, variant, options, traced))
+        bench.describe(lab)
+        runs = bench.in_turn(postcopy.VARIANTS, TRACED, options.rounds,
+                             lambda variant, way: migrate(lab, variant, options, TRACED[way]))
     results = {variant: figures(of) for variant, of in runs.items()}
     text = (f"{options.cpus} vCPUs, {options.memory} MiB, anonymous memory, postcopy-preempt, disjoint load, "
             f"unix, {options.rounds} rounds. Medians do not add up.\n\n" + bench.printed(show, results))
-    bench.write(options.name, {"about": about, "settings": {
-        "icount": options.icount, "vcpus_count": options.cpus, "memory_mib": options.memory,
-        "transport": "unix", "rounds_count": options.rounds}, "results": results},
-        f"Where the time of one demand fault goes: {options.cpus} vCPUs" + bench.icount_title(options), text)
-
-
-def main():
-    parser = cli.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="1 round")
-    parser.add_argument("--rounds", type=int, help="(3)")
-    bench.add_icount(parser)
-    parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
-    parser.add_argument("--memory", type=int, default=32, metavar="MIB", help="of the guest (32)")
-    parser.add_argument("--name", default="breakdown", help="of the report (breakdown)")
-    options = parser.parse_args()
-    options.rounds = options.rounds or (1 if options.quick else 3)
-    cli.main("bench", run, options)
+    bench.write(options, {"results": results},
+                f"Where the time of one demand fault goes: {options.cpus} vCPUs" + bench.icount_title(options), text)
 
 
 if __name__ == "__main__":
-    main()
+    parser = bench.parser(__doc__, 3, "1 round", "breakdown")
+    bench.add_icount(parser)
+    parser.add_argument("--cpus", type=int, default=4, help="vCPUs of the guest (4)")
+    parser.add_argument("--memory", type=int, default=32, metavar="MIB", help="of the guest (32)")
+    bench.main(run, bench.parse(parser, rounds=1))

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /* Page faults of a raw KVM virtual machine, by userfaultfd and by exits: see help. For x86-64. */
 #define _GNU_SOURCE
+#include <err.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/kvm.h>
@@ -38,15 +39,6 @@ static const char help[] =
 "Latencies are the guest's: of each touch, by its TSC. A fault is an exit or a message of userfaultfd.\n"
 "At the end all pages are compared with what they must be; the exit status is 1 if one is wrong or\n"
 "something fails, and 2 if this kernel does not have what -w or -t ask for.\n";
-
-/* Print one line with the reason, and exit; %m is errno's text. */
-#define fail(...) fail_with(1, __VA_ARGS__)
-#define fail_with(status, ...) do {             \
-    fprintf(stderr, "demand-paging: error: ");  \
-    fprintf(stderr, __VA_ARGS__);               \
-    fputc('\n', stderr);                        \
-    exit(status);                               \
-} while (0)
 
 /* Definitions that the build machine's headers may lack; see docs/devel/kernel.md. */
 #define ABI_EXIT_MEMORY_FAULT 39
@@ -142,7 +134,7 @@ static void *map(size_t bytes, int flags, int fd)
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
 
     if (p == MAP_FAILED) {
-        fail("cannot map %zu MiB: %m", bytes >> 20);
+        err(1, "cannot map %zu MiB", bytes >> 20);
     }
     return p;
 }
@@ -166,7 +158,7 @@ static void make_memory(void)
         uint8_t *alias;
 
         if (fd < 0 || ftruncate(fd, size)) {
-            fail("memfd: %m");
+            err(1, "memfd");
         }
         alias = map(size, MAP_SHARED, fd);
         for (size_t offset = 0; offset < size; offset += PAGE) {
@@ -180,7 +172,7 @@ static void make_memory(void)
     reg.range = (struct uffdio_range) { (uintptr_t)guest, size };
     uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
     if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api) || ioctl(uffd, UFFDIO_REGISTER, &reg)) {
-        fail("userfaultfd for %s: %m", o.minor ? "minor faults of shared memory" : "missing anonymous memory");
+        err(1, "userfaultfd for %s", o.minor ? "minor faults of shared memory" : "missing anonymous memory");
     }
     if (o.bitmap) {
         size_t bytes = (size / PAGE + WORD - 1) / WORD * sizeof(*bitmap);
@@ -215,7 +207,7 @@ static bool resolve(size_t offset, bool wake, struct stats *stats)
         }
     } while (ret && errno == EAGAIN);
     if (ret && errno != EEXIST) {
-        fail("%s: %m", o.minor ? "UFFDIO_CONTINUE" : "UFFDIO_COPY");
+        err(1, "%s", o.minor ? "UFFDIO_CONTINUE" : "UFFDIO_COPY");
     }
     if (bitmap) {
         /* Clear the bit after placing the page: KVM reads the bits first. */
@@ -250,7 +242,7 @@ static void *run_reader(void *opaque)
         struct uffdio_range page = { .len = PAGE };
 
         if (poll(fds, 2, -1) < 0) {
-            fail("poll: %m");
+            err(1, "poll");
         }
         if (fds[0].revents) {
             break;
@@ -258,14 +250,14 @@ static void *run_reader(void *opaque)
         /* Read one message; another thread may have resolved its fault. */
         if (read(uffd, &msg, sizeof(msg)) != sizeof(msg)) {
             if (errno != EAGAIN) {
-                fail("read of userfaultfd: %m");
+                err(1, "read of userfaultfd");
             }
             continue;
         }
         r->stats.uffd_events++;
         page.start = msg.arg.pagefault.address & -PAGE;
         if (!resolve(page.start - (uintptr_t)guest, true, &r->stats) && ioctl(uffd, UFFDIO_WAKE, &page)) {
-            fail("UFFDIO_WAKE: %m");
+            err(1, "UFFDIO_WAKE");
         }
     }
     add_usage(&r->stats, 1);
@@ -311,10 +303,10 @@ static void set_slot(unsigned slot, uint32_t flags, uint64_t gpa, void *memory, 
         return;
     }
     if ((errno == EINVAL || errno == ENOTTY) && flags) {
-        fail_with(STATUS_NO_EXITS, "this kernel's KVM has no %s (memory slot flag 8 is refused: %m)",
-                  bitmap ? "KVM_MEM_USERFAULT" : "KVM_MEM_EXIT_ON_MISSING");
+        errx(STATUS_NO_EXITS, "this kernel's KVM has no %s (memory slot flag 8 is refused: %m)",
+             bitmap ? "KVM_MEM_USERFAULT" : "KVM_MEM_EXIT_ON_MISSING");
     }
-    fail("KVM_SET_USER_MEMORY_REGION: %m");
+    err(1, "KVM_SET_USER_MEMORY_REGION");
 }
 
 static void make_vm(void)
@@ -325,15 +317,15 @@ static void make_vm(void)
 
     kvm = open("/dev/kvm", O_RDWR | O_CLOEXEC);
     if (kvm < 0) {
-        fail("/dev/kvm: %m");
+        err(1, "/dev/kvm");
     }
     vm = ioctl(kvm, KVM_CREATE_VM, 0);
     run_size = ioctl(kvm, KVM_GET_VCPU_MMAP_SIZE, 0);
     if (vm < 0 || run_size < 0) {
-        fail("KVM_CREATE_VM: %m");
+        err(1, "KVM_CREATE_VM");
     }
     if (LOW_GPA + low_size > 2ul << 30 || TEST_GPA + size > 512ul << 30) {
-        fail("this is too much memory for the guest's addresses");
+        errx(1, "this is too much memory for the guest's addresses");
     }
     low = map(low_size, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1);
     memcpy(low, guest_program, guest_program_end - guest_program);
@@ -365,21 +357,21 @@ static void make_vcpu(struct vcpu *v)
 
     v->fd = ioctl(vm, KVM_CREATE_VCPU, v->number);
     if (v->fd < 0) {
-        fail("KVM_CREATE_VCPU %d: %m", v->number);
+        err(1, "KVM_CREATE_VCPU %d", v->number);
     }
     cpuid->nent = ENTRIES;
     if (ioctl(kvm, KVM_GET_SUPPORTED_CPUID, cpuid) || ioctl(v->fd, KVM_SET_CPUID2, cpuid)) {
-        fail("CPUID: %m");
+        err(1, "CPUID");
     }
     for (unsigned i = 0; i < cpuid->nent; i++) {
         gigabytes |= cpuid->entries[i].function == 0x80000001 && cpuid->entries[i].edx & 1u << 26;
     }
     free(cpuid);
     if (!gigabytes) {
-        fail("this processor has no pages of 1 GiB");
+        errx(1, "this processor has no pages of 1 GiB");
     }
     if (ioctl(v->fd, KVM_GET_SREGS, &sregs)) {
-        fail("KVM_GET_SREGS: %m");
+        err(1, "KVM_GET_SREGS");
     }
     sregs.cs = code;
     sregs.ds = sregs.es = sregs.fs = sregs.gs = sregs.ss = data;
@@ -388,7 +380,7 @@ static void make_vcpu(struct vcpu *v)
     sregs.cr4 = CR4_PAE;
     sregs.efer = EFER_LME | EFER_LMA;
     if (ioctl(v->fd, KVM_SET_SREGS, &sregs) || ioctl(v->fd, KVM_SET_REGS, &regs)) {
-        fail("a vCPU's registers: %m");
+        err(1, "a vCPU's registers");
     }
 }
 
@@ -399,18 +391,18 @@ static void serve_exit(struct vcpu *v, const struct kvm_run *run)
     size_t offset = (fault->gpa - TEST_GPA) & -PAGE;
 
     if (fault->gpa < TEST_GPA || offset >= size) {
-        fail("exit for memory that is not under test: %#llx", (unsigned long long)fault->gpa);
+        errx(1, "exit for memory that is not under test: %#llx", (unsigned long long)fault->gpa);
     }
     v->stats.exits++;
     /* Wakes nothing: the reader gets a message for each thread that waits in userfaultfd, and finds the page there. */
     if (!resolve(offset, false, &v->stats) && madvise(guest + offset, PAGE, MADV_POPULATE_WRITE) && errno != EAGAIN) {
-        fail("MADV_POPULATE_WRITE: %m");
+        err(1, "MADV_POPULATE_WRITE");
     }
     if (o.prefault) {
         struct abi_pre_fault range = { .gpa = TEST_GPA + offset, .size = PAGE };
 
         if (ioctl(v->fd, ABI_PRE_FAULT_MEMORY, &range) && errno != EAGAIN && errno != EINTR) {
-            fail("KVM_PRE_FAULT_MEMORY: %m");
+            err(1, "KVM_PRE_FAULT_MEMORY");
         }
     }
 }
@@ -431,7 +423,7 @@ static void *run_vcpu(void *opaque)
         if (ret && errno == EFAULT && run->exit_reason == ABI_EXIT_MEMORY_FAULT) {
             serve_exit(v, run);
         } else if (!ret || errno != EINTR) {
-            fail("vCPU %d left KVM: exit reason %u, %s", v->number, run->exit_reason, ret ? "with an error" : "no error");
+            errx(1, "vCPU %d left KVM: exit reason %u, %s", v->number, run->exit_reason, ret ? "with an error" : "no error");
         }
     }
     v->end_s = now_s();
@@ -484,7 +476,7 @@ static unsigned long number(const char *text, unsigned most)
     unsigned long n = strtoul(text, &end, 10);
 
     if (*end || end == text || n < 1 || n > most) {
-        fail("'%s' is not a number from 1 to %u", text, most);
+        errx(1, "'%s' is not a number from 1 to %u", text, most);
     }
     return n;
 }
@@ -519,7 +511,7 @@ static void parse_options(int argc, char **argv)
         }
     }
     if (optind < argc || ((o.bitmap || o.prefault) && !o.exits)) {
-        fail("-t and -p make no sense without -w, nor do other words: see -h");
+        errx(1, "-t and -p make no sense without -w, nor do other words: see -h");
     }
 }
 
@@ -538,7 +530,7 @@ int main(int argc, char **argv)
     pthread_barrier_init(&start, NULL, o.vcpus + 1);
     reader.stop = eventfd(0, EFD_CLOEXEC);
     if (reader.stop < 0 || pthread_create(&reader.thread, NULL, run_reader, &reader)) {
-        fail("the reader's thread cannot be started");
+        errx(1, "the reader's thread cannot be started");
     }
     for (unsigned i = 0; i < o.vcpus; i++) {
         vcpus[i].number = i;
@@ -546,11 +538,11 @@ int main(int argc, char **argv)
     }
     ticks_per_us = ioctl(vcpus[0].fd, KVM_GET_TSC_KHZ, 0) / 1000.0;
     if (ticks_per_us <= 0) {
-        fail("KVM_GET_TSC_KHZ: %m");
+        err(1, "KVM_GET_TSC_KHZ");
     }
     for (unsigned i = 0; i < o.vcpus; i++) {
         if (pthread_create(&vcpus[i].thread, NULL, run_vcpu, &vcpus[i])) {
-            fail("a vCPU's thread cannot be started");
+            errx(1, "a vCPU's thread cannot be started");
         }
     }
 
@@ -567,7 +559,7 @@ int main(int argc, char **argv)
         sum.cpu_s += of->cpu_s;
     }
     if (eventfd_write(reader.stop, 1) || pthread_join(reader.thread, NULL)) {
-        fail("the reader does not end");
+        errx(1, "the reader does not end");
     }
     for (size_t n = 0; n < size / PAGE; n++) {
         latency_us[n] = samples_of(0)[n] / ticks_per_us;
@@ -575,10 +567,10 @@ int main(int argc, char **argv)
     bad = count_bad_pages();
     print_figures(&sum, end_s - start_s, latency_us, bad);
     if (bad) {
-        fail("%lu pages are not what they must be", bad);
+        errx(1, "%lu pages are not what they must be", bad);
     }
     if (o.exits && !sum.exits) {
-        fail("-w: the flag was accepted, but no vCPU has exited for a missing page");
+        errx(1, "-w: the flag was accepted, but no vCPU has exited for a missing page");
     }
     return 0;
 }

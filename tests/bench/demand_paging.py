@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Page faults of a raw KVM guest in the lab: one userfaultfd with one reader, against exits.
 
-Runs build/tests/demand-paging for several numbers of vCPUs and two kinds of memory, each round once in each
-way, in a rotating order. Prints tables, and writes build/reports/demand-paging.json, .md and pictures.
-Ratios are of the medians, with those of the rounds in brackets.
+Runs build/tests/demand-paging for several numbers of vCPUs and two kinds of memory. Prints tables, and writes
+build/reports/demand-paging.json, .md and pictures. Ratios are of the medians, with those of the rounds in brackets.
 """
+import itertools
 import json
 import statistics
 
 from tests.bench import bench, pictures
-from tests.bench.bench import Figures
-from tests.lab import cli, kvm_interface
+from tests.lab import kvm_interface
 from tests.lab.cli import say
 from tests.lab.lab import Lab
 
@@ -28,10 +27,13 @@ def measure(lab, kind, vcpus, variant, options):
     return json.loads(output)
 
 
-def ratio(runs, variant, key="pages_per_s"):
+def rates(runs):
+    return [run["pages_per_s"] for run in runs]
+
+
+def ratio(runs, variant):
     """(ratio of the medians, least of the rounds, most)"""
-    base = [run[key] for run in runs[BASE]]
-    other = [run[key] for run in runs[variant]]
+    base, other = rates(runs[BASE]), rates(runs[variant])
     rounds = [o / b for o, b in zip(other, base, strict=True)]
     return statistics.median(other) / statistics.median(base), min(rounds), max(rounds)
 
@@ -47,8 +49,7 @@ def tables(results):
         yield "| vCPUs | " + " | ".join(VARIANTS) + " | " + " | ".join(f"{v} / {BASE}" for v in others) + " |"
         yield "| ---: " * (2 * len(VARIANTS)) + "|"
         for vcpus, runs in of.items():
-            cells = [f"{median(r, 'pages_per_s'):.0f} ({min(x['pages_per_s'] for x in r):.0f}.."
-                     f"{max(x['pages_per_s'] for x in r):.0f})" for r in runs.values()]
+            cells = [bench.spread(rates(r)) for r in runs.values()]
             cells += ["{:.2f} ({:.2f}..{:.2f})".format(*ratio(runs, v)) for v in others]
             yield f"| {vcpus} | " + " | ".join(cells) + " |"
         yield f"\nOf each fault, {kind}; medians:\n"
@@ -68,8 +69,8 @@ def tables(results):
 
 def draw(results):
     pictures.rates("demand-paging-rates", "Demand paging in the lab (L1: emulated processors)", {
-        kind: {variant: {vcpus: [run["pages_per_s"] for run in runs[variant]] for vcpus, runs in of.items()}
-               for variant in VARIANTS} for kind, of in results.items()}, "pages/s, all vCPUs")
+        kind: {variant: {vcpus: rates(runs[variant]) for vcpus, runs in of.items()} for variant in VARIANTS}
+        for kind, of in results.items()}, "pages/s, all vCPUs")
     kind, of = next(iter(results.items()))
     few = [n for n in of if n in (1, 4, 16)] or list(of)
     pictures.distributions("demand-paging-latencies", f"Touches of a missing page: {kind}", {
@@ -79,44 +80,26 @@ def draw(results):
 
 
 def run(options):
-    about = bench.about()
     kinds = list(KINDS)[:1] if options.quick else list(KINDS)
-    results: dict[str, dict[int, dict[str, list[Figures]]]] = {
-        kind: {vcpus: {v: [] for v in VARIANTS} for vcpus in options.vcpus} for kind in kinds}
     say("boot the lab")
     with Lab(name="demand-paging", memory_mb=1024 + 2 * options.memory * max(options.vcpus)) as lab:
         kvm_interface.offer(lab, *kvm_interface.ALL)
-        about |= {"l1_processors_count": lab.cpus,
-                  "l1_kernel_release": lab.run("uname -r", check=True).output.strip()}
-        names = list(VARIANTS)
-        for n in range(options.rounds):
-            first = n % len(names)
-            for kind, of in results.items():
-                say(f"round {n + 1} of {options.rounds}: {kind}")
-                for vcpus, runs in of.items():
-                    for variant in names[first:] + names[:first]:
-                        runs[variant].append(measure(lab, kind, vcpus, variant, options))
+        bench.describe(lab, ())
+        runs = bench.in_turn(itertools.product(kinds, options.vcpus), VARIANTS, options.rounds,
+                             lambda case, variant: measure(lab, case[0], case[1], variant, options),
+                             "{0[0]}, {0[1]} vCPUs".format)
+    results = {kind: {vcpus: runs[kind, vcpus] for vcpus in options.vcpus} for kind in kinds}
     text = "\n".join([
         f"{options.rounds} rounds, interleaved, {options.memory} MiB for each vCPU, one userfaultfd for all memory.",
         "",
         *tables(results)])
     print(text)
-    bench.write("demand-paging", {
-        "about": about, "settings": {"memory_per_vcpu_mib": options.memory, "rounds_count": options.rounds},
-        "results": results}, "Demand paging: exits against userfaultfd, without QEMU", text, draw(results))
-
-
-def main():
-    parser = cli.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="2 rounds of 4 MiB, one kind of memory")
-    parser.add_argument("--vcpus", nargs="+", type=int, default=[1, 2, 4, 8, 16], help="(1 2 4 8 16)")
-    parser.add_argument("--memory", type=int, metavar="MIB", help="of each vCPU (16)")
-    parser.add_argument("--rounds", type=int, help="(5)")
-    options = parser.parse_args()
-    options.memory = options.memory or (4 if options.quick else 16)
-    options.rounds = options.rounds or (2 if options.quick else 5)
-    cli.main("bench", run, options)
+    bench.write(options, {"results": results}, "Demand paging: exits against userfaultfd, without QEMU", text,
+                draw(results))
 
 
 if __name__ == "__main__":
-    main()
+    parser = bench.parser(__doc__, 5, "2 rounds of 4 MiB, one kind of memory", "demand-paging")
+    parser.add_argument("--vcpus", nargs="+", type=int, default=[1, 2, 4, 8, 16], help="(1 2 4 8 16)")
+    parser.add_argument("--memory", type=int, default=16, metavar="MIB", help="of each vCPU (16)")
+    bench.main(run, bench.parse(parser, rounds=2, memory=4))

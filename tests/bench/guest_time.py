@@ -7,11 +7,9 @@ still; the movement of the kvmclock against the TSC; and whether a clock goes ba
 and how long a guest of one vCPU and one of 64 wait for their clocks. Prints a table, and writes
 build/reports/guest-time.json.
 """
-import statistics
 import time
 
 from tests.bench import bench
-from tests.lab import cli
 from tests.lab.cli import say
 from tests.lab.clocks import (
     CLOCK,
@@ -23,15 +21,14 @@ from tests.lab.clocks import (
     offsets,
     set_host_clock,
     signed,
+    took_us,
 )
 from tests.lab.lab import Lab, tsc_khz
-from tests.lab.pair import FORK, STOCK, Pair, Side, until
-from tests.lab.text import search
+from tests.lab.pair import FORK, STOCK, Side, until
 
 CPUS = 4
 # Name: QEMU, policy
 VARIANTS = {"stock": (STOCK, None), "fork stopped": (FORK, "stopped"), "fork continuous": (FORK, "continuous")}
-TSC_STABLE = 1
 # vCPUs of guests that wait for their clocks, and firmware that has nothing to boot
 WAITING = (1, 64)
 IDLE = "/usr/share/seabios/bios-256k.bin"
@@ -59,9 +56,7 @@ def held(lab, variant, gap_s, postcopy):
         "kvmclock_added_us": [round(ns / 1000, 3) for ns in jump.kvmclock_ns],
         "kvmclock_against_tsc_ns": jump.relation_ns,
         "offsets_differ_cycles": jump.offsets_differ,
-        "largest_step_s": round(jump.steps_s[1], 3),
         "backwards_ticks_or_ns": jump.backwards,
-        "masterclock": all(e["pv_flags"] & TSC_STABLE for e in jump.after),
     }
 
 
@@ -95,7 +90,6 @@ def in_a_row(lab, variant, number):
                 "tsc_added_us": round(signed(now[0] - first_offsets[0]) * 1000 / tsc_khz(), 3),
                 "kvmclock_against_tsc_ns": kvmclock_ns(events[0], events[0]["tsc"])
                 - kvmclock_ns(first[0], events[0]["tsc"]),
-                "masterclock": all(e["pv_flags"] & TSC_STABLE for e in events),
                 "backwards_ticks_or_ns": backwards(events),
             })
             if n % 10 == 0:
@@ -106,15 +100,9 @@ def in_a_row(lab, variant, number):
     return hops
 
 
-def took_us(side, event):
-    return float(search(r"took (\d+) ns", dict(side.trace())[event])[1]) / 1000
-
-
 def waits(lab, cpus):
     """The time to read and to set all clocks of an idle guest, in the blackout."""
-    with Pair(lab, cpus=cpus, memory_mb=64, payload=IDLE, capabilities=("return-path",),
-              destination_options=("-global", "migration.guest-time=continuous")) as pair:
-        set_host_clock(lab)
+    with ClockPair(lab, policy="continuous", cpus=cpus, memory_mb=64, payload=IDLE, capabilities=()) as pair:
         time.sleep(3)
         pair.source.cmd("migrate", uri=pair.listen())
         pair.wait_completed()
@@ -126,10 +114,6 @@ def waits(lab, cpus):
 def spread(values, unit):
     low, high = min(values), max(values)
     return f"{low:,.3f} {unit}" if low == high else f"{low:,.3f} ... {high:,.3f} {unit}"
-
-
-def spread_of(values):
-    return f"{statistics.median(values):,.0f} us ({min(values):,.0f} ... {max(values):,.0f})"
 
 
 def show(report):
@@ -152,13 +136,12 @@ def show(report):
               f"| {max(h['offsets_differ_cycles'] for h in hops)} "
               f"| {max(h['backwards_ticks_or_ns'] for h in hops)} | |")
     for cpus, rounds in report["waits"].items():
-        print(f"\n{cpus} vCPUs: to read the clocks at the stop takes "
-              f"{spread_of([r['stop_us'] for r in rounds])}, to set them at the start "
-              f"{spread_of([r['start_us'] for r in rounds])}")
+        stop, start = (bench.spread([r[key] for r in rounds], "{:,.0f} us") for key in ("stop_us", "start_us"))
+        print(f"\n{cpus} vCPUs: to read the clocks at the stop takes {stop}, to set them at the start {start}")
 
 
 def run(options):
-    report = {"about": bench.about(), "tsc_khz": tsc_khz(), "vcpus_count": CPUS, "held": {}, "in_a_row": {}}
+    report: bench.Figures = {"tsc_khz": tsc_khz(), "vcpus_count": CPUS, "held": {}, "in_a_row": {}}
     say("boot the lab")
     with Lab(name="guest-time") as lab:
         for variant in VARIANTS:
@@ -168,26 +151,13 @@ def run(options):
             number = options.number if variant == "fork continuous" else min(options.number, 10)
             set_host_clock(lab)
             report["in_a_row"][variant] = in_a_row(lab, variant, number)
-        report["waits"] = {cpus: [] for cpus in WAITING}
-        for _ in range(options.waits):
-            for cpus in WAITING:
-                report["waits"][cpus].append(waits(lab, cpus))
-    bench.write("guest-time", report, "Guest time: what migrations do to a guest's clocks",
-                bench.printed(show, report))
-
-
-def main():
-    parser = cli.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="5 in a row, blackouts of 1 s")
-    parser.add_argument("--number", type=int,
-                        help="migrations in a row with the fork's guest-time=continuous (100); 10 with the others")
-    parser.add_argument("--held", type=int, metavar="S", help="seconds of the blackouts (3)")
-    options = parser.parse_args()
-    options.number = options.number or (5 if options.quick else 100)
-    options.waits = 3 if options.quick else 9
-    options.held = options.held or (1 if options.quick else 3)
-    cli.main("bench", run, options)
+        [report["waits"]] = bench.in_turn(["vCPUs"], WAITING, options.rounds, lambda _, cpus: waits(lab, cpus)).values()
+    bench.write(options, report, "Guest time: what migrations do to a guest's clocks", bench.printed(show, report))
 
 
 if __name__ == "__main__":
-    main()
+    parser = bench.parser(__doc__, 9, "3 rounds, 5 in a row, blackouts of 1 s", "guest-time")
+    parser.add_argument("--number", type=int, default=100,
+                        help="migrations in a row with the fork's guest-time=continuous (100); 10 with the others")
+    parser.add_argument("--held", type=int, default=3, metavar="S", help="seconds of the blackouts (3)")
+    bench.main(run, bench.parse(parser, rounds=3, number=5, held=1))

@@ -18,10 +18,16 @@ COLOURS = ("#c8501e", "#7a7a7a", "#0b62a4", "#2f8f4e")
 matplotlib.rcParams |= {"svg.hashsalt": "bench", "svg.fonttype": "none", "font.size": 9}
 
 
-def _panels(panels, height):
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.5 * len(panels) + 0.5, height),
-                                layout="constrained", squeeze=False)
-    return figure, zip(axes[0], panels.items(), strict=True)
+def _panels(name, title, panels, legend="upper left", **axes):
+    """(axis, [(colour, (label, curve)), ...]) of each panel, to plot the curves; then saves the picture."""
+    figure, all_axes = plt.subplots(1, len(panels), figsize=(4.5 * len(panels) + 0.5, 3.8), layout="constrained",
+                                    squeeze=False)
+    for axis, (panel, curves) in zip(all_axes[0], panels.items(), strict=True):
+        yield axis, zip(itertools.cycle(COLOURS), curves.items())
+        axis.set(title=panel, **axes)
+        axis.grid(alpha=0.3)
+        axis.legend(loc=legend, fontsize=7.5)
+    _save(figure, name, title)
 
 
 def _save(figure, name, title):
@@ -41,52 +47,39 @@ def _share(axis, values, **options):
 
 def distributions(name, title, panels):
     """panels: {title: {curve: microseconds of touches, any number in any order}}"""
-    figure, axes = _panels(panels, 3.8)
-    for axis, (panel, curves) in axes:
-        for colour, (label, values) in zip(itertools.cycle(COLOURS), curves.items()):
+    for axis, curves in _panels(name, title, panels, xscale="log", ylim=(0, 1),
+                                xlabel="latency of a touch, timed by the guest (µs)",
+                                ylabel="share of touches that took at most this long"):
+        for colour, (label, values) in curves:
             _share(axis, values, color=colour, linewidth=1.6,
                    label=f"{label}: median {statistics.median(values):.0f} µs")
-        axis.set(title=panel, xscale="log", ylim=(0, 1), xlabel="latency of a touch, timed by the guest (µs)",
-                 ylabel="share of touches that took at most this long")
-        axis.grid(alpha=0.3)
-        axis.legend(loc="upper left", fontsize=7.5)
-    _save(figure, name, title)
 
 
-def rates(name, title, panels, y, x="vCPUs"):
-    """panels: {title: {curve: {x: [values of the rounds]}}}: medians, and bars from least to most."""
-    figure, axes = _panels(panels, 3.6)
-    for axis, (panel, curves) in axes:
-        for colour, (label, points) in zip(itertools.cycle(COLOURS), curves.items()):
-            at = list(points)
+def rates(name, title, panels, y):
+    """panels: {title: {curve: {vCPUs: [values of the rounds]}}}: medians, and bars from least to most."""
+    for axis, curves in _panels(name, title, panels, "best", xlabel="vCPUs", ylabel=y, ylim=(0, None)):
+        axis.set_xscale("log")
+        ticks: set[int] = set()
+        for colour, (label, points) in curves:
             middle = [statistics.median(values) for values in points.values()]
             below = [m - min(values) for m, values in zip(middle, points.values(), strict=True)]
             above = [max(values) - m for m, values in zip(middle, points.values(), strict=True)]
-            axis.errorbar(at, middle, yerr=(below, above), color=colour, linewidth=1.6, capsize=3,
+            axis.errorbar(list(points), middle, yerr=(below, above), color=colour, linewidth=1.6, capsize=3,
                           marker="o", markersize=3, label=label)
-        axis.set(title=panel, xlabel=x, ylabel=y, ylim=(0, None), xscale="log")
-        ticks = sorted({n for points in curves.values() for n in points})
-        axis.set_xticks(ticks, [str(n) for n in ticks])
+            ticks |= points.keys()
+        axis.set_xticks(sorted(ticks), [str(n) for n in sorted(ticks)])
         axis.minorticks_off()
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7.5)
-    _save(figure, name, title)
 
 
 def over_time(name, title, panels, x):
     """panels: {title: {curve: [[(x, y), ...] of each round]}}: all rounds, thin, in the colour of their
     curve; the legend has the medians of their ends."""
-    figure, axes = _panels(panels, 3.6)
-    for axis, (panel, curves) in axes:
-        for colour, (label, rounds) in zip(itertools.cycle(COLOURS), curves.items()):
+    for axis, curves in _panels(name, title, panels, xlabel=x, ylim=(0, None)):
+        for colour, (label, rounds) in curves:
             end = statistics.median(points[-1][1] for points in rounds)
             for n, points in enumerate(rounds):
                 axis.plot(*zip(*points, strict=True), color=colour, linewidth=0.9, alpha=0.8,
                           label=None if n else f"{label}: {end:.0f}")
-        axis.set(title=panel, xlabel=x, ylim=(0, None))
-        axis.grid(alpha=0.3)
-        axis.legend(loc="upper left", fontsize=7.5)
-    _save(figure, name, title)
 
 
 def demo(name, results, passes):

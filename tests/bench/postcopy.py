@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Compare post-copy migrations: stock QEMU, the fork with exits off, and with exits on.
 
-In the lab, or with --host on this machine: its kernel, and its KVM if there is one. Each round migrates the
-same guest once by each variant, in an order that rotates, for each requested kind of memory, load and number
-of vCPUs. Prints a table for each of these, and writes build/reports/NAME.json, NAME.md and
-pictures.
+In the lab, or with --host on this machine: its kernel, and its KVM if there is one. Each round migrates the same guest
+once by each variant, for each requested kind of memory, load and number of vCPUs. Prints a table for each of these, and
+writes build/reports/NAME.json, NAME.md and pictures.
 
 Latencies are the guest's, by its TSC: of first touches of pages on the destination that waited, which are those longer
 than twice the median of the second pass and 100 us (on this machine 20 us); of those that missed their page, the
@@ -20,15 +19,14 @@ from collections import namedtuple
 from typing import Any
 
 from tests.bench import bench, pictures
-from tests.bench.bench import Figures
-from tests.lab import cli, kvm_interface, other_qemu
-from tests.lab.cli import ProgramError, aligned, quantile, say
+from tests.lab import kvm_interface, other_qemu
+from tests.lab.cli import ProgramError, aligned, quantile
 from tests.lab.guest import wait_threshold_us
-from tests.lab.host import EXIT_ON_MISSING, Host
-from tests.lab.lab import HIGHRES, Lab
+from tests.lab.host import Host
+from tests.lab.lab import HIGHRES
 from tests.lab.network import Network, programs
 from tests.lab.other_qemu import PEER
-from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, INJECT, MIB, NO_FIRST, NO_WINDOW, STOCK, Pair, event_us
+from tests.lab.pair import FIRST_MIGRATION_PORT, FORK, INJECT, MIB, NO_FIRST, NO_WINDOW, STOCK, Pair
 
 # QEMU on both sides, postcopy-fault-exits, postcopy-fetch-channels; --bitmap, --peer and --fetch add to them.
 VARIANTS: dict[str, tuple[str, str | None, int | str]] = {
@@ -61,6 +59,19 @@ Case = namedtuple("Case", "backend load vcpus background_mib_per_s")
 URIS = {"tcp": "tcp:127.0.0.1:{port}", "unix": "unix:{tmp}/migration.sock"}
 TICKS_PER_S = 100       # of /proc/PID/stat
 TIMEOUT_S = 300
+
+
+def variants(place, fetch=(), peer=False, only=(), mechanisms=()):
+    """Names of the VARIANTS that a place can run: also with such numbers of fetch channels; only those of `only`, which
+    may be without one of the mechanisms, and the peer."""
+    if peer:
+        VARIANTS[f"QEMU {other_qemu.version()}"] = (PEER, None, 0)
+    VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in fetch})
+    without = [name + WITHOUT + what for name, (qemu, *_) in VARIANTS.items() if qemu == FORK for what in mechanisms]
+    if unknown := set(only or ()) - {*VARIANTS, *without}:
+        raise ProgramError(f"no variant {', '.join(sorted(unknown))}: there are {', '.join([*VARIANTS, *without])}")
+    return [name for name, (qemu, *_) in VARIANTS.items() if (name != "exits on" or place.exit_on_missing)
+            and (not only or name in only or qemu == PEER)] + [name for name in without if name in (only or ())]
 
 
 class Meter:
@@ -125,7 +136,7 @@ def demand_faults(pair):
 
 def waits(side, report, tsc_khz):
     """After the guest's end: its touches, in us; those that waited, sorted; the threshold; and pass 2."""
-    first, present = report.latencies_us(side.memory(*report.sample_span()), tsc_khz)
+    first, present = report.latencies_us(side.memory, tsc_khz)
     threshold_us = wait_threshold_us(present, side.lab.wait_us)
     touches = sorted(t for cpu in first for t in cpu)
     return touches, [t for t in touches if t > threshold_us], threshold_us, present
@@ -155,14 +166,8 @@ def latencies(pair, report, tsc_khz):
 def switch_to_last_page_ms(source, switch="STOP"):
     """Waits until the source is notified that all pages were received. Returns the time from the switch until then:
     from an event, or from a status if the guest was stopped before. The migration must have the capability events."""
-    at_ms = {}
-    while "completed" not in at_ms:
-        event = source.qmp.pull_event(wait=float(TIMEOUT_S))
-        status = event.get("data", {}).get("status", event["event"])
-        if status in ("failed", "postcopy-paused"):
-            raise ProgramError(f"the migration is {status}: {source.cmd('query-migrate').get('error-desc')}")
-        at_ms[status] = event_us(event) / 1e3
-    return round(at_ms["completed"] - at_ms[switch], 1)
+    at = bench.times_us(source)
+    return round((at["completed"] - at[switch]) / 1000, 1)
 
 
 def tells(variants):
@@ -189,20 +194,21 @@ def other_migration(network, options, case, qemu, **words):
     if not options.two:
         yield
         return
-    with (Host(options.accel, name="other") as place, network.relayed(place),
-          Pair(place, source=qemu, destination=qemu, cpus=case.vcpus, memory_mb=options.memory, seed=2, late_rom=1,
-               traced=False, capabilities=("postcopy-preempt",) * options.preempt, wrapper=network.wrapper,
-               **words, **LOADS[case.load]) as pair):
-        uri = network.uri + "1"
-        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=case.background_mib_per_s * MIB)
-        pair.destination.cmd("migrate-incoming", uri=uri)
-        pair.start(uri)
-        pair.source.cmd("migrate-start-postcopy")
-        yield
-        pair.finish(limited=True)
+    with Host(options.accel, name="other") as place:
+        network.relay_to(place)     # which ends with the place
+        with Pair(place, source=qemu, destination=qemu, cpus=case.vcpus, memory_mb=options.memory, seed=2, late_rom=1,
+                  traced=False, capabilities=("postcopy-preempt",) * options.preempt, wrapper=network.wrapper,
+                  **words, **LOADS[case.load]) as pair:
+            uri = network.uri + "1"
+            pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=case.background_mib_per_s * MIB)
+            pair.destination.cmd("migrate-incoming", uri=uri)
+            pair.start(uri)
+            pair.source.cmd("migrate-start-postcopy")
+            yield
+            pair.finish(limited=True)
 
 
-def migrate(lab, variant, case, options, network=None):
+def migrate(lab, variant, case, options, network):
     """One migration; its figures."""
     qemu, exits, fetch = VARIANTS[variant.partition(WITHOUT)[0]]
     qemu, words, source_wrapper = build_of(variant, qemu, options.exits or tells(options.variants))
@@ -239,7 +245,6 @@ def migrate(lab, variant, case, options, network=None):
             "downtime_ms": total["downtime"], "total_time_ms": total["total-time"],
             "switch_to_last_page_ms": switch_to_last_page_ms(src),
             "source_postcopy_window": total.get("postcopy-window"),
-            "memory_intact": report.intact,
             # By QEMU's names; latencies are in ns.
             "query_migrate": {k: v for k, v in info.items() if k.startswith("postcopy-")},
         }
@@ -269,31 +274,25 @@ MEASURED = (
     ("total time (ms)", "total_time_ms", "{:.0f}"),
     ("switch to the last page (ms)", "switch_to_last_page_ms", "{:.0f}"),
 )
+
+
 def name_of(case):
     background = f", background {case.background_mib_per_s} MiB/s" if case.background_mib_per_s else ""
     return f"{case.backend} memory, {case.load} load, {case.vcpus} vCPUs{background}"
 
 
-def table(results):
-    """results: {variant: [figures]}."""
-    lines = [("", *results, *(f"{v} / stock" for v in list(results)[1:]))]
-    for label, key, unit in MEASURED:
-        values = {v: [r[key] for r in runs if r.get(key) is not None] for v, runs in results.items()}
-        if not any(any(of) for of in values.values()):
-            continue
-        middle = {v: statistics.median(of) if of else None for v, of in values.items()}
-        cells = ["-" if (m := middle[v]) is None else
-                 f"{unit.format(m)} ({unit.format(min(of))}..{unit.format(max(of))})" for v, of in values.items()]
-        first, *others = middle.values()
-        ratios = ["-" if not first or other is None else f"{other / first:.2f}" for other in others]
-        lines.append((label, *cells, *ratios))
-    return "\n".join(aligned(lines))
-
-
 def show(measured, rounds):
     for case, results in measured.items():
+        lines = [("", *results, *(f"{v} / stock" for v in list(results)[1:]))]
+        for label, key, unit in MEASURED:
+            values = [[r[key] for r in runs if r.get(key) is not None] for runs in results.values()]
+            if not any(any(of) for of in values):
+                continue
+            first, *others = (statistics.median(of) if of else None for of in values)
+            lines.append((label, *(bench.spread(of, unit) if of else "-" for of in values),
+                          *("-" if not first or other is None else f"{other / first:.2f}" for other in others)))
         print(f"\n{name_of(case)}, {rounds} rounds: median (min..max)\n")
-        print(table(results))
+        print("\n".join(aligned(lines)))
 
 
 def draw(name, title, measured):
@@ -312,104 +311,52 @@ def draw(name, title, measured):
     return drawn
 
 
-def machine(lab, qemus=(STOCK, FORK)):
-    return {
-        "qemu_processors_count": lab.cpus,
-        "qemu_kernel_release": lab.run("uname -r", check=True).output.strip(),
-        "accelerator": " ".join(lab.qemu_words),
-        "qemu_versions": {name: lab.run(f"{lab.qemu(name)} --version", check=True).output.splitlines()[0]
-                          for name in qemus},
-    }
-
-
-def where(options):
-    """The machine that the QEMUs run on."""
-    hugepages = 2 * options.memory + 8 if "hugetlb" in options.backends else 0
-    if options.host:
-        return Host(options.accel, hugepages, exits=options.exits)
-    say("boot the lab")
-    return Lab(name="bench", memory_mb=2048 + 6 * options.memory, hugepages=hugepages,
-               append=HIGHRES if options.network else "", icount=options.icount,
-               extra=programs() if options.network else [])
-
-
-def offers(place, variant):
-    """Offer only the kernel interface of a variant, where there is a choice."""
-    return kvm_interface.offered(place, kvm_interface.USERFAULT) if variant == BITMAP else contextlib.nullcontext()
-
-
 def run(options):
-    about = bench.about()
-    place = where(options)
-    if options.peer:
-        VARIANTS[f"QEMU {other_qemu.version()}"] = (PEER, None, 0)
+    place = bench.place(options, "bench", 2 * options.memory + 8 if "hugetlb" in options.backends else 0,
+                        memory_mb=2048 + 6 * options.memory, append=HIGHRES if options.network else "",
+                        extra=programs() if options.network else [])
     if options.bitmap:
         VARIANTS[BITMAP] = (FORK, "on", "auto")
-    VARIANTS.update({f"{n} channels": (FORK, "on" if place.exit_on_missing else "off", n) for n in options.fetch})
-    without = [name + WITHOUT + what for name, (qemu, *_) in VARIANTS.items() if qemu == FORK for what in MECHANISMS]
-    if unknown := set(options.variants or ()) - {*VARIANTS, *without}:
-        raise ProgramError(f"no variant {', '.join(sorted(unknown))}: there are {', '.join([*VARIANTS, *without])}")
-    names = [name for name in VARIANTS if (name != "exits on" or place.exit_on_missing)
-             and (not options.variants or name in options.variants or VARIANTS[name][0] == PEER)]
-    names += [name for name in without if name in (options.variants or ())]
+    names = variants(place, options.fetch, options.peer, options.variants, MECHANISMS)
     # With huge pages, vCPUs touch one of them at a time.
     cases = [Case(backend, load or ("samehuge" if backend == "hugetlb" else "disjoint"), vcpus, background)
              for backend in options.backends for load in options.load or [None] for vcpus in options.cpus
              for background in options.background]
-    measured: dict[Case, dict[str, list[Figures]]] = {case: {variant: [] for variant in names} for case in cases}
     with place as lab:
-        if options.peer:
-            other_qemu.put(lab)
-        about |= machine(lab, [STOCK, FORK] + [PEER] * options.peer)
+        bench.describe(lab, [STOCK, FORK] + [PEER] * options.peer)
         link = (Network(lab, options.delay, options.bandwidth, options.loss) if options.network
                 else contextlib.nullcontext())
         with link as network:
-            for n in range(options.rounds):
-                first = n % len(names)
-                for case in cases:
-                    for variant in names[first:] + names[:first]:
-                        say(f"round {n + 1} of {options.rounds}: {name_of(case)}, {variant}")
-                        with offers(lab, variant):
-                            measured[case][variant].append(migrate(lab, variant, case, options, network))
-    publish(options, about, network, measured)
+            def measure(case, variant):
+                with (kvm_interface.offered(lab, kvm_interface.USERFAULT) if variant == BITMAP
+                      else contextlib.nullcontext()):
+                    return migrate(lab, variant, case, options, network)
+            measured = bench.in_turn(cases, names, options.rounds, measure, name_of)
+    publish(options, network, measured)
 
 
-def publish(options, about, network, measured):
-    settings = {"icount": options.icount, "exits_by_tcg": options.exits, "memory_mib": options.memory,
-                "preempt": options.preempt, "transport": options.transport, "rounds_count": options.rounds}
+def publish(options, network, measured):
     transport = {"tcp": "TCP within one machine", "unix": "a unix socket"}[options.transport]
     if network:
-        settings |= {"transport": "tbf" if options.host else "netem", "delay_us": options.delay,
-                     "bandwidth_mbit_per_s": options.bandwidth, "loss_percent": options.loss,
-                     "two_migrations": options.two, "ping_round_trip_us": network.round_trip_us}
         lost = f", {options.loss} % of packets lost" if options.loss else ""
         lost += ", which another migration uses at the same time" if options.two else ""
         transport = (f"TCP through a link with {options.delay} us of delay in each direction and "
                      f"{options.bandwidth or 'unlimited'} Mbit/s{lost}; ping took {network.round_trip_us:.0f} us")
     title = (f"Post-copy, {'with' if options.preempt else 'without'} postcopy-preempt, "
-             f"{'on this host' if options.host else 'in the lab'}{', exits by TCG' if options.exits else ''}: "
-             f"{', '.join(map(str, options.cpus))} vCPUs"
+             f"{bench.place_title(options)}: {', '.join(map(str, options.cpus))} vCPUs"
              + (f", {', '.join(options.load)} load" if options.load else "")
              + (", a link with delay" if network else "") + bench.icount_title(options))
     text = (f"{options.memory} MiB of guest (hugetlb: twice as much); {transport}.\n"
             f"```{bench.printed(show, measured, options.rounds)}```\n")
     runs = [case._asdict() | {"variants": of} for case, of in measured.items()]
-    bench.write(options.name, {"about": about, "settings": settings, "runs": runs},
-                title, text, draw(options.name, title, measured))
+    ping = {"ping_round_trip_us": network.round_trip_us} if network else {}
+    bench.write(options, {**ping, "runs": runs}, title, text, draw(options.name, title, measured))
 
 
-def main():
-    parser = cli.parser(__doc__)
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="kinds of memory (all)")
-    parser.add_argument("--rounds", type=int, help="migrations of each kind (5)")
-    parser.add_argument("--quick", action="store_true", help="2 rounds, anonymous memory")
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--host", action="store_true",
-                       help=f"on this machine, not in the lab; exits on only if its KVM has {EXIT_ON_MISSING}, or "
-                       "with --exits")
-    bench.add_icount(place)
-    parser.add_argument("--accel", choices=("kvm", "tcg"), help="with --host (kvm, or else tcg)")
-    bench.add_exits(parser)
+if __name__ == "__main__":
+    parser = bench.parser(__doc__, 5, "2 rounds, anonymous memory")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="kinds of memory (all)")
+    bench.add_place(parser)
     parser.add_argument("--no-preempt", dest="preempt", action="store_false",
                         help="without postcopy-preempt, and with no limit of the background")
     parser.add_argument("--transport", choices=URIS, default="tcp", help="of the migration (tcp)")
@@ -434,9 +381,7 @@ def main():
     parser.add_argument("--loss", type=float, default=0, metavar="PERCENT", help="of such a link's packets")
     parser.add_argument("--two", action="store_true",
                         help="with --host and --bandwidth, two migrations at the same time, of which one is measured")
-    parser.add_argument("--name", help="of the report (postcopy)")
-    options = parser.parse_args()
-    options.backends = options.backends or list(BACKENDS)[:1 if options.quick else None]
+    options = bench.parse(parser, rounds=2, backends=BACKENDS[:1])
     options.network = options.delay is not None or bool(options.bandwidth or options.loss)
     options.delay = options.delay or 0
     options.name = options.name or ("postcopy-host" if options.host else "postcopy")
@@ -447,12 +392,4 @@ def main():
         parser.error("--bitmap is for the lab")
     if options.two and not (options.host and options.bandwidth):
         parser.error("--two is for --host with --bandwidth")
-    if options.exits and (not options.host or options.accel == "kvm"):
-        parser.error("--exits is for --host with TCG")
-    if options.rounds is None:
-        options.rounds = 2 if options.quick else 5
-    cli.main("bench", run, options)
-
-
-if __name__ == "__main__":
-    main()
+    bench.main(run, options)

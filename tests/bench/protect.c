@@ -10,7 +10,7 @@
  * tables of another run.
  */
 #define _GNU_SOURCE
-#include <errno.h>
+#include <err.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <stdint.h>
@@ -58,12 +58,6 @@ static const char *const names[WAYS] = {
 static char *memory;
 static size_t size;
 
-static void fail(const char *what)
-{
-    fprintf(stderr, "protect: %s: %s\n", what, strerror(errno));
-    exit(1);
-}
-
 static double now_us(void)
 {
     struct timespec t;
@@ -78,11 +72,11 @@ static void map(int huge)
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     if (all == MAP_FAILED) {
-        fail("mmap");
+        err(1, "mmap");
     }
     memory = (char *)(((uintptr_t)all + ALIGN - 1) & -ALIGN);
     if (madvise(memory, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE)) {
-        fail("MADV_HUGEPAGE");
+        err(1, "MADV_HUGEPAGE");
     }
 }
 
@@ -100,10 +94,10 @@ static int open_uffd(enum way way)
     };
 
     if (fd < 0 || ioctl(fd, UFFDIO_API, &api)) {
-        fail("userfaultfd");
+        err(1, "userfaultfd");
     }
     if (ioctl(fd, UFFDIO_REGISTER, &reg)) {
-        fail("UFFDIO_REGISTER");
+        err(1, "UFFDIO_REGISTER");
     }
     return fd;
 }
@@ -116,7 +110,7 @@ static void prepare(enum way way)
             (void)*(volatile char *)(memory + i);
         }
     } else if (way == MADVISE && madvise(memory, size, MADV_POPULATE_READ)) {
-        fail("MADV_POPULATE_READ");
+        err(1, "MADV_POPULATE_READ");
     }
 }
 
@@ -128,7 +122,7 @@ static void protect(int fd)
     };
 
     if (ioctl(fd, UFFDIO_WRITEPROTECT, &wp)) {
-        fail("UFFDIO_WRITEPROTECT");
+        err(1, "UFFDIO_WRITEPROTECT");
     }
 }
 
@@ -148,11 +142,10 @@ static void look(void)
     int n = fd < 0 ? -1 : ioctl(fd, SCAN, &scan);
 
     if (n < 0) {
-        fail("PAGEMAP_SCAN");
+        err(1, "PAGEMAP_SCAN");
     }
     if (n || scan.walk_end != scan.end) {
-        errno = 0;
-        fail("PAGEMAP_SCAN found pages in empty memory");
+        errx(1, "PAGEMAP_SCAN found pages in empty memory");
     }
     close(fd);
 }

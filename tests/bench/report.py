@@ -71,12 +71,8 @@ def run(options):
         whole(there)
 
 
-def main():
+if __name__ == "__main__":
     parser = cli.parser(__doc__)
     parser.add_argument("--docs", action="store_true", help="write docs/report.md")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a report (those of all benches)")
     cli.main("bench", run, parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()

@@ -29,13 +29,10 @@ import struct
 import time
 
 from tests.bench import bench
-from tests.bench.bench import Figures
-from tests.lab import cli
 from tests.lab.cli import aligned, say
 from tests.lab.host import Host
 from tests.lab.linux_pair import LinuxSide
 from tests.lab.pair import FORK, INJECT, STOCK, event_us, until
-from tests.lab.paths import qemu
 from tests.lab.snapshot import Machine
 
 EAGER, LAZY, PRIVATE = ("mapped-ram",), ("mapped-ram", "postcopy-ram"), ("x-ignore-shared",)
@@ -114,7 +111,7 @@ class LinuxMachine(Machine):
             until(lambda: done() % WORK_PAGES == 0, "work ends")
         raise AssertionError("the guest was never stopped while its work began")
 
-    def launch(self, way, read_us=0, name="destination", words=()):
+    def launch(self, way, read_ms=0, name="destination", words=()):
         version, capabilities, more = WAYS[way]
         backend = self.backend("file" if way == "private" else "ram", self.words_of_memory)
         if capabilities == LAZY:
@@ -123,14 +120,14 @@ class LinuxMachine(Machine):
             self.lab.run(f"rm -f {self.set}")
         if way in ("first", "set"):
             more = (*more, "-global", f"migration.restore-working-set={self.set}")
-        slow = ("LD_PRELOAD=build/tests/slow-read.so", f"SLOW_READ_US={read_us}") if read_us else ()
+        slow = ("LD_PRELOAD=build/tests/slow-read.so", f"SLOW_READ_US={read_ms * 1000:.0f}") if read_ms else ()
         side = self.start_destination(version, [*backend, *more, *words, *self.words],
                                       ("env", "-u", "QEMU_INJECT", *slow), name)
         side.set_capabilities("events", *capabilities)
         return Resumed(side, self.devices if way == "private" else self.file, self.end_pages[way])
 
-    def resume(self, way, read_us):
-        resumed = self.launch(way, read_us)
+    def resume(self, way, read_ms):
+        resumed = self.launch(way, read_ms)
         resumed.start()
         until(resumed.ended, "the guest has done its work, and all has been read", TIMEOUT_S, pause=0.003)
         return self.end(resumed)
@@ -150,7 +147,7 @@ class Resumed:
         self.at = {}
 
     def start(self):
-        self.before_s = self.side.cpu_seconds_of_all()
+        self.before_s = self.side.cpu_seconds()
         self.start_us = time.time() * 1e6
         self.side.cmd("migrate-incoming", uri=f"file:{self.file}")
 
@@ -181,7 +178,7 @@ class Resumed:
             "running_ms": self.at["RESUME"], "opened_ms": self.at["active"],
             "memory_ms": float(begun[1]) * 1000 - self.start_us / 1000 if begun else 0,
             "devices_ms": self.at.get("postcopy-active", self.at["RESUME"]), "work_ms": self.at["work"],
-            "processor_s": self.side.cpu_seconds_of_all() - self.before_s,
+            "processor_s": self.side.cpu_seconds() - self.before_s,
             "missed_count": info.get("postcopy-faults", {}).get("requests", 0),
             "waited_ms": sum(info.get("postcopy-latency-dist") or []) * info.get("postcopy-latency", 0) / 1e6,
         }
@@ -202,77 +199,56 @@ def cases(options):
 
 
 def measure(place, case, options):
-    """For each time of a read, in ms: {way: figures of each round}"""
-    runs = []
+    """For each time of a read: (title, its result for publish())"""
     with LinuxMachine(place, case["guest_mib"], shlex.split(options.words), options.memory, cpus=options.cpus,
                       mem=case["used_mib"], capabilities=["mapped-ram"]) as machine:
         machine.save_both()
         for ms in options.read_ms:
-            us, name = int(ms * 1000), name_of(case, ms)
             if "set" in options.ways:
-                machine.resume("first", us)
-            runs.append({"case": case | {"read_ms": ms}, "runs": bench.in_turn(
-                options.ways, options.rounds, lambda way, us=us: machine.resume(way, us),
-                lambda way, figures, name=name: f"{name}, {way}: work done in {figures['work_ms']:.0f} ms")})
-    return runs
+                machine.resume("first", ms)
+            title = f"{case['guest_mib'] >> 10} GiB, {case['used_mib']} MiB used" + f", {ms:g} ms a read" * bool(ms)
+            runs = bench.in_turn([title], options.ways, options.rounds, lambda _, way, ms=ms: machine.resume(way, ms))
+            yield title, {"case": case | {"read_ms": ms}, "runs": runs[title]}
 
 
-def name_of(case, ms):
-    return f"{case['guest_mib'] >> 10} GiB, {case['used_mib']} MiB used" + f", {ms:g} ms a read" * bool(ms)
+def show(results, shown):
+    for title, result in results.items():
+        print(f"\n{title}; in brackets to the first")
+        rows = [["", *(label for label, _, _ in shown)]]
+        base = None
+        for way, runs in result["runs"].items():
+            values = {key: [run[key] for run in runs] for _, key, _ in shown}
+            medians = {key: statistics.median(of) for key, of in values.items()}
+            base = base or medians
+            rows.append([way, *(form.format(medians[key])
+                                + (f" ({medians[key] / base[key]:.2f})" if base[key] and base is not medians else "")
+                                + f" {form.format(min(values[key]))}..{form.format(max(values[key]))}"
+                                for _, key, form in shown)])
+        print("\n".join(aligned(rows)))
 
 
-def show_runs(title, all_runs, shown):
-    """shown: label, key of the figures, and format of each column."""
-    print(f"\n{title}; in brackets to the first")
-    rows = [["", *(label for label, _, _ in shown)]]
-    base = None
-    for way, runs in all_runs.items():
-        medians = {key: statistics.median(run[key] for run in runs) for _, key, _ in shown}
-        base = base or medians
-        rows.append([way, *(f"{form.format(medians[key])}"
-                            + (f" ({medians[key] / base[key]:.2f})" if base[key] and base is not medians else "")
-                            + f" {form.format(min(run[key] for run in runs))}.."
-                            f"{form.format(max(run[key] for run in runs))}"
-                            for _, key, form in shown)])
-    print("\n".join(aligned(rows)))
-
-
-def show(results):
-    for result in results:
-        show_runs(name_of(result["case"], result["case"]["read_ms"]), result["runs"], SHOWN)
+def publish(options, results, shown, title):
+    """results: {title: {"case": ..., "runs": {way: figures of each round}}}; shown: label, key of the figures, and
+    format of each column."""
+    text = f"Medians of {options.rounds} rounds, least and most.\n```{bench.printed(show, results, shown)}```"
+    bench.write(options, {"results": list(results.values())}, title, text)
 
 
 def run(options):
-    about = bench.about()
     with Host("tcg") as place:
-        about |= {"qemu_versions": {v: place.run(f"{qemu(place.arch, v)} --version", check=True).output.splitlines()[0]
-                                    for v in (STOCK, FORK)}}
-        results: list[Figures] = [result for case in cases(options) for result in measure(place, case, options)]
-    text = f"Medians of {options.rounds} rounds, least and most.\n```{bench.printed(show, results)}```"
-    settings = {"vcpus_count": options.cpus, "rounds_count": options.rounds, "work_mib": WORK_MIB,
-                "words": options.words, "memory": options.memory}
-    bench.write(options.name, {"about": about, "settings": settings, "results": results},
-                "Resume from a file" + ", of a slow disk" * any(options.read_ms), text)
+        bench.describe(place)
+        results = dict(result for case in cases(options) for result in measure(place, case, options))
+    publish(options, results, SHOWN, "Resume from a file" + ", of a slow disk" * any(options.read_ms))
 
 
-def main():
-    parser = cli.parser(__doc__)
-    parser.add_argument("--name", default="restore", help="of the report (restore)")
-    parser.add_argument("--quick", action="store_true", help="1 round of 1 GiB")
-    parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="of the guest (1 4 8)")
+if __name__ == "__main__":
+    parser = bench.parser(__doc__, 5, "1 round of 1 GiB", "restore")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[1, 4, 8], metavar="GIB", help="of the guest (1 4 8)")
     parser.add_argument("--shares", nargs="+", type=float, default=[1, .25], help="of the memory that is used (1 0.25)")
     parser.add_argument("--read-ms", nargs="+", type=float, default=[0], metavar="MS",
                         help="what each read takes beside its own time (0)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="(all)")
-    parser.add_argument("--rounds", type=int, help="of each case (5)")
     parser.add_argument("--words", default="", help="of QEMU, beside its own (none)")
     parser.add_argument("--memory", default="", metavar="WORDS", help="of QEMU's -object for it (none)")
     parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
-    options = parser.parse_args()
-    options.sizes = options.sizes or ([1] if options.quick else [1, 4, 8])
-    options.rounds = options.rounds or (1 if options.quick else 5)
-    cli.main("bench", run, options)
-
-
-if __name__ == "__main__":
-    main()
+    bench.main(run, bench.parse(parser, rounds=1, sizes=[1]))

@@ -6,9 +6,8 @@ In the lab. The vCPUs touch their memory in random order, page by page, only mis
 that waited, and writes build/reports/restore-faults.json.
 """
 from tests.bench import bench, postcopy
-from tests.bench.restore import show_runs
+from tests.bench.restore import publish
 from tests.bench.restore_many import FILE
-from tests.lab import cli
 from tests.lab.lab import Lab
 from tests.lab.pair import until
 from tests.lab.snapshot import Machine
@@ -39,40 +38,18 @@ def resume(lab, way, cpus, options):
                 "faults_count": faults["exits"] + faults["uffd"], "exits_count": faults["exits"]}
 
 
-def measure(lab, options):
-    for cpus in options.cpus:
-        yield {"case": {"vcpus_count": cpus}, "runs": bench.in_turn(
-            WAYS, options.rounds, lambda way, cpus=cpus: resume(lab, way, cpus, options),
-            lambda way, figures, cpus=cpus: f"{cpus} vCPU(s), {way}: {figures['waited_p50_us']:.0f} us")}
-
-
-def show(results):
-    for result in results:
-        show_runs(f"{result['case']['vcpus_count']} vCPU(s)", result["runs"], SHOWN)
-
-
 def run(options):
-    about = bench.about()
     with Lab(name="bench-restore", memory_mb=3072, icount=options.icount) as lab:
-        results = list(measure(lab, options))
-    text = f"Medians of {options.rounds} rounds, least and most.\n```{bench.printed(show, results)}```"
-    bench.write("restore-faults", {"about": about, "settings": {
-        "rounds_count": options.rounds, "memory_mib_per_vcpu": options.memory, "icount": options.icount},
-        "results": results}, "A missing page of a file", text)
-
-
-def main():
-    parser = cli.parser(__doc__)
-    parser.add_argument("--cpus", nargs="+", type=int, default=[1, 2, 4], help="vCPUs of the guest (1 2 4)")
-    parser.add_argument("--memory", type=int, default=12, metavar="MIB", help="that each vCPU touches (12)")
-    parser.add_argument("--rounds", type=int, default=5, help="of each case (5)")
-    parser.add_argument("--quick", action="store_true", help="one round of 1 vCPU")
-    bench.add_icount(parser)
-    options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.cpus = 1, [1]
-    cli.main("bench", run, options)
+        measured = bench.in_turn(options.cpus, WAYS, options.rounds,
+                                 lambda cpus, way: resume(lab, way, cpus, options), "{} vCPU(s)".format)
+    publish(options,
+            {f"{cpus} vCPU(s)": {"case": {"vcpus_count": cpus}, "runs": runs} for cpus, runs in measured.items()},
+            SHOWN, "A missing page of a file")
 
 
 if __name__ == "__main__":
-    main()
+    parser = bench.parser(__doc__, 5, "one round of 1 vCPU", "restore-faults")
+    parser.add_argument("--cpus", nargs="+", type=int, default=[1, 2, 4], help="vCPUs of the guest (1 2 4)")
+    parser.add_argument("--memory", type=int, default=12, metavar="MIB", help="that each vCPU touches (12)")
+    bench.add_icount(parser)
+    bench.main(run, bench.parse(parser, rounds=1, cpus=[1]))

@@ -10,11 +10,9 @@ cache also has the file, once. Prints a table, and writes build/reports/restore-
 import time
 
 from tests.bench import bench
-from tests.bench.restore import TIMEOUT_S, WAYS, LinuxMachine, fill_mib, show_runs
-from tests.lab import cli
+from tests.bench.restore import TIMEOUT_S, WAYS, LinuxMachine, fill_mib, publish
 from tests.lab.host import Host
-from tests.lab.pair import FORK, QMP_PORT, STOCK, until
-from tests.lab.paths import qemu
+from tests.lab.pair import QMP_PORT, until
 from tests.lab.text import search
 
 MEMORY_MIB = 512
@@ -46,47 +44,23 @@ def resume(machine, way, number):
             "memory_mib": used, "missed_count": sum(f["missed_count"] for f in figures)}
 
 
-def measure(place, options):
-    with LinuxMachine(place, MEMORY_MIB, report_ms=REPORT_MS, cpus=1, mem=fill_mib(MEMORY_MIB),
-                      capabilities=["mapped-ram"]) as machine:
-        machine.save_both()
-        for number in options.guests:
-            yield {"case": {"guests_count": number}, "runs": bench.in_turn(
-                options.ways, options.rounds, lambda way, number=number: resume(machine, way, number),
-                lambda way, figures, number=number:
-                f"{number} guests, {way}: work done in {figures['work_ms']:.0f} ms")}
-
-
-def show(results):
-    for result in results:
-        show_runs(f"{result['case']['guests_count']} guests", result["runs"], SHOWN)
-
-
 def run(options):
-    about = bench.about()
     QMP_PORT.update({f"guest{i}": 4100 + i for i in range(max(options.guests))})
     with Host("tcg") as place:
-        about |= {"qemu_versions": {v: place.run(f"{qemu(place.arch, v)} --version", check=True).output.splitlines()[0]
-                                    for v in (STOCK, FORK)}}
-        results = list(measure(place, options))
-    text = f"Medians of {options.rounds} rounds, least and most.\n```{bench.printed(show, results)}```"
-    bench.write("restore-many", {"about": about, "settings": {"rounds_count": options.rounds,
-                                                              "guest_mib": MEMORY_MIB}, "results": results},
-                "Resume many from a file", text)
-
-
-def main():
-    parser = cli.parser(__doc__)
-    parser.add_argument("--guests", nargs="+", type=int, default=[1, 4, 16], help="at the same time (1 4 16)")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["stock", "private", "lazy", "exits"],
-                        help="(stock private lazy exits)")
-    parser.add_argument("--rounds", type=int, default=5, help="of each case (5)")
-    parser.add_argument("--quick", action="store_true", help="one round of 2 guests")
-    options = parser.parse_args()
-    if options.quick:
-        options.rounds, options.guests = 1, [2]
-    cli.main("bench", run, options)
+        bench.describe(place)
+        with LinuxMachine(place, MEMORY_MIB, report_ms=REPORT_MS, cpus=1, mem=fill_mib(MEMORY_MIB),
+                          capabilities=["mapped-ram"]) as machine:
+            machine.save_both()
+            measured = bench.in_turn(options.guests, options.ways, options.rounds,
+                                     lambda number, way: resume(machine, way, number), "{} guests".format)
+    publish(options,
+            {f"{number} guests": {"case": {"guests_count": number}, "runs": runs} for number, runs in measured.items()},
+            SHOWN, "Resume many from a file")
 
 
 if __name__ == "__main__":
-    main()
+    parser = bench.parser(__doc__, 5, "one round of 2 guests", "restore-many")
+    parser.add_argument("--guests", nargs="+", type=int, default=[1, 4, 16], help="at the same time (1 4 16)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["stock", "private", "lazy", "exits"],
+                        help="(stock private lazy exits)")
+    bench.main(run, bench.parse(parser, rounds=1, guests=[2]))

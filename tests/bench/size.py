@@ -14,12 +14,9 @@ import re
 import shutil
 import statistics
 import time
-from typing import Any
 
 from tests.bench import bench, postcopy
-from tests.bench.bench import Figures
-from tests.lab import cli
-from tests.lab.cli import ProgramError, aligned, say
+from tests.lab.cli import ProgramError, aligned
 from tests.lab.host import Host
 from tests.lab.pair import Pair, event_us, until
 
@@ -32,7 +29,7 @@ CALLS = ("ioctl", "madvise", "fallocate", "mmap", "munmap", "mprotect")
 CACHES = 64 << 20       # more than the caches' size
 
 
-def pass_us(gib: int) -> float:
+def pass_us(gib):
     """Time of a pass over a bitmap of so much memory."""
     bitmap, others = bytearray(gib * (32 << 10)), bytearray(CACHES)
     took = []
@@ -44,15 +41,11 @@ def pass_us(gib: int) -> float:
     return statistics.median(took)
 
 
-def at_s(side, event):
-    """The time of the event."""
-    [found] = [e for e in side.qmp.get_events(wait=False) if e["event"] == event]
-    return event_us(found) / 1e6
-
-
 def switch_s(pair):
     """When the guest was stopped, and when it resumed."""
-    return at_s(pair.source, "STOP"), at_s(pair.destination, "RESUME")
+    for side, event in zip(pair.sides, ("STOP", "RESUME"), strict=True):
+        [found] = [e for e in side.qmp.get_events(wait=False) if e["event"] == event]
+        yield event_us(found) / 1e6
 
 
 def first_answer_s(log):
@@ -76,8 +69,8 @@ def switch_calls(log, begin_s, end_s):
     return sum(begin_s <= float(second) <= end_s for second in calls)
 
 
-def migrate(place, variant, gib, options, counted):
-    """One migration, to the end of the guest's check; its figures."""
+def migrate(place, variant, gib, options, counted=False):
+    """One migration, to the end of the guest's check; its figures, or the number of system calls in the switch."""
     qemu, exits, fetch = postcopy.VARIANTS[variant]
     trace_log, strace_log = f"{place.tmp}/size.trace", f"{place.tmp}/size.strace"
     place.run(f"rm -f {trace_log} {strace_log}")
@@ -100,9 +93,7 @@ def migrate(place, variant, gib, options, counted):
         dst.wait_event("timing")
         if counted:
             job.kill()
-            stop_s, resume_s = switch_s(pair)
-            log = place.read_file(strace_log).decode(errors="replace")
-            return {"switch_calls_count": switch_calls(log, stop_s, resume_s)}
+            return switch_calls(place.read_file(strace_log).decode(errors="replace"), *switch_s(pair))
         for event in (REQUEST, PLACED):
             dst.qmp.cmd("trace-event-set-state", name=event, enable=False)
         dst.wait_event("end")
@@ -148,9 +139,8 @@ COLUMNS = (
 )
 
 
-def cell(runs, key, unit):
-    values = [r[key] for r in runs]
-    return f"{unit.format(statistics.median(values))} ({unit.format(min(values))}..{unit.format(max(values))})"
+def cells(runs, columns=COLUMNS):
+    return [bench.spread([r[key] for r in runs], unit) for _, key, unit in columns]
 
 
 def show(sizes):
@@ -158,8 +148,8 @@ def show(sizes):
         lines = [(variant, *(label for label, *_ in COLUMNS), "calls in the switch", "a pass (ms)")]
         for of in sizes:
             runs = of["variants"][variant]
-            lines.append((f"{of['memory_gib']} GiB", *(cell(runs, key, unit) for _, key, unit in COLUMNS),
-                          str(of["switch_calls_count"][variant]), f"{of['pass_us'] / 1e3:.2f}"))
+            lines.append((f"{of['memory_gib']} GiB", *cells(runs), str(of["switch_calls_count"][variant]),
+                          f"{of['pass_us'] / 1e3:.2f}"))
         least, most = sizes[0], sizes[-1]
         print("\n".join(aligned(lines)))
         middle = {key: [statistics.median(r[key] for r in of["variants"][variant]) for of in (least, most)]
@@ -172,71 +162,38 @@ def show(sizes):
 
 def show_written(written):
     print("\n".join(aligned([("", *(label for label, *_ in COLUMNS[:2])), *(
-        (f"{of['memory_mib']} MiB, {variant}", *(cell(runs, key, unit) for _, key, unit in COLUMNS[:2]))
+        (f"{of['memory_mib']} MiB, {variant}", *cells(runs, COLUMNS[:2]))
         for of in written for variant, runs in of["variants"].items())])))
 
 
 def run(options):
     if not shutil.which("strace"):
         raise ProgramError("no strace: scripts/deps lab")
-    about = bench.about()
-    place = Host(options.accel)
-    postcopy.VARIANTS["4 channels"] = (postcopy.FORK, "on" if place.exit_on_missing else "off", 4)
-    names = [name for name in postcopy.VARIANTS if (name != "exits on" or place.exit_on_missing)
-             and (not options.variants or name in options.variants)]
-    sizes: list[dict[str, Any]] = [{"memory_gib": gib, "variants": {name: [] for name in names}, "pass_us": [],
-                                    "switch_calls_count": {}} for gib in options.sizes]
-    with place as machine:
-        about |= postcopy.machine(machine)
-        for of in sizes:
-            for name in names:
-                say(f"{of['memory_gib']} GiB, {name}: system calls")
-                of["switch_calls_count"][name] = migrate(machine, name, of["memory_gib"], options,
-                                                         True)["switch_calls_count"]
-        written: list[dict[str, Any]] = [{"memory_mib": mib, "variants": {name: [] for name in names}}
-                                         for mib in options.written]
-        for n in range(options.rounds):
-            first = n % len(names)
-            for of in written:
-                for name in names[first:] + names[:first]:
-                    say(f"round {n + 1} of {options.rounds}: {of['memory_mib']} MiB that are written, {name}")
-                    of["variants"][name].append(switch(machine, name, of["memory_mib"]))
-            for of in sizes:
-                for name in names[first:] + names[:first]:
-                    say(f"round {n + 1} of {options.rounds}: {of['memory_gib']} GiB, {name}")
-                    figures: Figures = migrate(machine, name, of["memory_gib"], options, False)
-                    of["variants"][name].append(figures)
-                of["pass_us"].append(pass_us(of["memory_gib"]))
-    for of in sizes:
-        of["pass_us"] = statistics.median(of["pass_us"])
+    with Host("tcg") as place:
+        names = postcopy.variants(place, [4])
+        bench.describe(place)
+        calls = bench.in_turn(options.sizes, names, 1, lambda gib, name: migrate(place, name, gib, options, True),
+                              "system calls of {} GiB".format)
+        written = bench.in_turn(options.written, names, options.rounds, lambda mib, name: switch(place, name, mib),
+                                "{} MiB that are written".format)
+        runs = bench.in_turn(options.sizes, names, options.rounds,
+                             lambda gib, name: migrate(place, name, gib, options), "{} GiB".format)
+    sizes = [{"memory_gib": gib, "variants": of, "pass_us": pass_us(gib),
+              "switch_calls_count": {name: count for name, [count] in calls[gib].items()}} for gib, of in runs.items()]
+    written = [{"memory_mib": mib, "variants": of} for mib, of in written.items()]
     text = (f"{options.cpus} vCPUs, {options.memory} MiB in use, anonymous memory, a unix socket; medians of "
             f"{options.rounds} rounds (min..max).\n```\n{bench.printed(show, sizes)}```\n"
             "Guests that write an eighth of the pages of so much memory:\n"
             f"```\n{bench.printed(show_written, written)}```\n")
-    bench.write(options.name, {"about": about, "settings": {"vcpus_count": options.cpus, "memory_in_use_mib":
-                options.memory, "rounds_count": options.rounds}, "sizes": sizes, "written": written},
-                "What grows with a guest, on this host", text)
-
-
-def main():
-    parser = cli.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="1 round, 1 and 16 GiB")
-    parser.add_argument("--rounds", type=int, help="(5)")
-    parser.add_argument("--sizes", nargs="*", type=int, metavar="GIB", help="(1, 16, 64, 256)")
-    parser.add_argument("--written", nargs="*", type=int, metavar="MIB", help="memory that is written (256, 1024)")
-    parser.add_argument("--accel", choices=("kvm", "tcg"), default="tcg", help="(tcg)")
-    parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
-    parser.add_argument("--memory", type=int, default=32, metavar="MIB", help="that the guest uses (32)")
-    parser.add_argument("--variants", nargs="+", metavar="NAME", help="only these")
-    parser.add_argument("--name", default="size", help="of the report (size)")
-    options = parser.parse_args()
-    options.rounds = options.rounds or (1 if options.quick else 5)
-    if options.sizes is None:
-        options.sizes = [1, 16] if options.quick else [1, 16, 64, 256]
-    if options.written is None:
-        options.written = [256] if options.quick else [256, 1024]
-    cli.main("bench", run, options)
+    bench.write(options, {"sizes": sizes, "written": written}, "What grows with a guest, on this host", text)
 
 
 if __name__ == "__main__":
-    main()
+    parser = bench.parser(__doc__, 5, "1 round, 1 and 16 GiB", "size")
+    parser.add_argument("--sizes", nargs="*", type=int, default=[1, 16, 64, 256], metavar="GIB",
+                        help="(1, 16, 64, 256)")
+    parser.add_argument("--written", nargs="*", type=int, default=[256, 1024], metavar="MIB",
+                        help="memory that is written (256, 1024)")
+    parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
+    parser.add_argument("--memory", type=int, default=32, metavar="MIB", help="that the guest uses (32)")
+    bench.main(run, bench.parse(parser, rounds=1, sizes=[1, 16], written=[256]))

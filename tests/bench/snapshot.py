@@ -16,24 +16,24 @@ without QEMU (tests/bench/protect.c): the time to protect empty memory in each w
 """
 import itertools
 import json
-import re
 import shlex
 import statistics
 import time
+from collections import namedtuple
 
 from tests.bench import bench
-from tests.bench.bench import Figures
-from tests.lab import cli, guest
-from tests.lab.cli import ProgramError, say
+from tests.lab import guest
+from tests.lab.cli import say
 from tests.lab.host import Host
 from tests.lab.initramfs import programs
 from tests.lab.lab import Lab
-from tests.lab.pair import FORK, STOCK, event_us
-from tests.lab.paths import ROOT, qemu
+from tests.lab.pair import FORK, STOCK
+from tests.lab.paths import ROOT
 from tests.lab.snapshot import Machine
 from tests.lab.text import search
 
 VARIANTS = (STOCK, FORK)
+Case = namedtuple("Case", "guest_mib full thp memory written_mib")
 KINDS = ("anonymous", "memfd")
 EMPTY_MIB = 16              # that an "empty" guest writes
 # The guest uses memory below 2 GiB only, some of it for itself; it takes huge pages only.
@@ -59,16 +59,10 @@ PUBLISHED_US = {
 
 def protect_ways(lab, protect, options):
     """{transparent huge pages: {way: figures of each round}}"""
-    runs: dict[bool, dict[str, list[Figures]]] = {thp: {way: [] for way in WAYS} for thp in (False, True)}
-    for n in range(options.rounds):
-        for thp, of in runs.items():
-            wrapper = lab.huge_pages(thp)
-            for way in list(of)[::-1 if n % 2 else 1]:
-                argv = [*wrapper, protect, way, options.ways_mib, "on" if thp else "off"]
-                output = lab.run(shlex.join(map(str, argv)), timeout=TIMEOUT_S, check=True).output
-                of[way].append(json.loads(output))
-    say("protected empty memory in each way")
-    return runs
+    def measure(thp, way):
+        argv = [*lab.huge_pages(thp), protect, way, options.ways_mib, "on" if thp else "off"]
+        return json.loads(lab.run(shlex.join(map(str, argv)), timeout=TIMEOUT_S, check=True).output)
+    return bench.in_turn((False, True), WAYS, options.rounds, measure, "huge pages {}".format)
 
 
 def show_ways(runs, mib):
@@ -83,72 +77,46 @@ def show_ways(runs, mib):
         print(f"  {way:16}" + "".join(f"{cell:>24}" for cell in cells) + f"  {what}")
 
 
-def memory_kib(machine):
-    text = machine.proc("status") + machine.proc("smaps_rollup")
-    fields = {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
-    return {"resident": fields["VmRSS"], "tables": fields["VmPTE"], "huge": fields["AnonHugePages"]}
-
-
-def quantile(times, share):
-    """times: [(microseconds, touches)] in order."""
-    left = share * sum(n for _, n in times)
-    for us, n in times:
-        left -= n
-        if left <= 0:
-            return us
-    return None
-
-
 def measure(lab, variant, case, options):
     """One snapshot; its figures."""
-    with Machine(lab, variant, case["memory"], case["guest_mib"], options.cpus, wrapper=lab.huge_pages(case["thp"]),
-                 mem=case["written_mib"], seed=1, time=1) as machine:
+    with Machine(lab, variant, case.memory, case.guest_mib, options.cpus, wrapper=lab.huge_pages(case.thp),
+                 mem=case.written_mib, seed=1, time=1) as machine:
         side = machine.side
         boot = side.wait_event("boot")
         time.sleep(SETTLE_S)
         buckets = boot["times_address"], 4 * guest.TIMES_BUCKETS * options.cpus
-        before, times = memory_kib(machine), side.memory(*buckets)
-        side.qmp.get_events()
+        before_kib, times = machine.resident_kib(), side.memory(*buckets)
         machine.start()
-        at: dict[str, int] = {}
-        while not {"completed", "failed"} & set(at):
-            event = side.qmp.pull_event(wait=float(TIMEOUT_S))
-            if not event:
-                raise ProgramError("the snapshot does not end")
-            name = event.get("data", {}).get("status") or event["event"]
-            at[name] = event_us(event)
-        info = side.cmd("query-migrate")
-        if info["status"] != "completed":
-            raise ProgramError(f"the snapshot failed: {info}")
+        at = bench.times_us(side)
         touches = guest.times(times, side.memory(*buckets), boot["tsc_khz"])
-        after = memory_kib(machine)
-        size = int(lab.run(f"stat -c %s {machine.file}", check=True).output)
         return {
             "setup_us": at["RESUME"] - at["setup"], "stopped_us": at["RESUME"] - at["STOP"],
             "total_ms": (at["completed"] - at["setup"]) / 1000,
-            "grown_kib": sum(after[k] - before[k] for k in ("resident", "tables")),
-            "huge_after_kib": after["huge"], "file_bytes": size,
-            "touch_count": sum(n for _, n in touches),
-            **{f"touch_p{name}_us": quantile(touches, share)
-               for name, share in (("50", .5), ("99", .99), ("99_9", .999), ("100", 1))},
+            "grown_kib": machine.resident_kib() - before_kib,
+            "huge_after_kib": machine.huge_kib(), "file_bytes": machine.snapshot_bytes(),
+            "touch_p100_us": touches[-1][0],
             "waited_count": sum(n for us, n in touches if us > WAIT_US),
             "waited_ms": sum(us * n for us, n in touches if us > WAIT_US) / 1000,
-            "query_migrate": info.get("background-snapshot"),
+            "query_migrate": side.cmd("query-migrate").get("background-snapshot"),
         }
 
 
-def cases(options):
+def cases(lab, options):
+    available = search(r"MemAvailable:\s+(\d+)", lab.run("cat /proc/meminfo", check=True).output)
     for gib, full, thp, memory in itertools.product(options.sizes, (False, True), (False, True), KINDS):
         if memory == "memfd" and (full or thp):
             continue        # the host's setting of huge pages for shmem decides
         mib = gib * 1024
-        yield {"guest_mib": mib, "full": full, "thp": thp, "memory": memory,
-               "written_mib": min(int(mib * FULL_SHARE) & ~1, FULL_MIB) if full else EMPTY_MIB}
+        case = Case(mib, full, thp, memory, min(int(mib * FULL_SHARE) & ~1, FULL_MIB) if full else EMPTY_MIB)
+        if int(available[1]) >> 10 < mib * 1.5 + 512:
+            say(f"{name_of(case)}: left out, there are {int(available[1]) >> 10} MiB")
+            continue
+        yield case
 
 
 def name_of(case):
-    return (f"{case['guest_mib'] >> 10} GiB {'full' if case['full'] else 'empty'}, {case['memory']}, "
-            f"THP {'on' if case['thp'] else 'off'}")
+    return (f"{case.guest_mib >> 10} GiB {'full' if case.full else 'empty'}, {case.memory}, "
+            f"THP {'on' if case.thp else 'off'}")
 
 
 SHOWN = (
@@ -162,10 +130,10 @@ SHOWN = (
 
 
 def show(results):
-    for result in results:
+    for case, of_case in results.items():
         median = {v: {key: statistics.median(run[key] for run in runs) for _, key, _, _ in SHOWN}
-                  for v, runs in result["runs"].items()}
-        print(f"\n{name_of(result['case'])}\n{'':26}" + "".join(f"{v:>12}" for v in median)
+                  for v, runs in of_case.items()}
+        print(f"\n{name_of(case)}\n{'':26}" + "".join(f"{v:>12}" for v in median)
               + f"{'stock / fork':>14}")
         for label, key, divisor, form in SHOWN:
             values = [of[key] / divisor for of in median.values()]
@@ -174,8 +142,6 @@ def show(results):
 
 
 def run(options):
-    about = bench.about()
-    results: list[Figures] = []
     protect = programs()["protect"]
     place: Lab | Host
     if options.lab:
@@ -183,52 +149,30 @@ def run(options):
         protect = protect.relative_to(ROOT)
         place = Lab(name="bench", memory_mb=1024 * max(options.sizes) * 2 + 2048)
     else:
-        place = Host(options.accel)
+        place = Host("tcg")
     with place as lab:
+        bench.describe(lab)
         ways = protect_ways(lab, protect, options)
-        for case in cases(options):
-            free = lab.run("cat /proc/meminfo", check=True).output
-            available_mib = int(search(r"MemAvailable:\s+(\d+)", free)[1]) >> 10
-            if available_mib < case["guest_mib"] * 1.5 + 512:
-                say(f"{name_of(case)}: left out, there are {available_mib} MiB")
-                continue
-            results.append({"case": case, "runs": bench.in_turn(
-                VARIANTS, options.rounds, lambda variant, case=case: measure(lab, variant, case, options),
-                lambda variant, figures, case=case:
-                f"{name_of(case)}, {variant}: setup {figures['setup_us'] / 1000:.1f} ms")})
-        about |= {"qemu_kernel_release": lab.run("uname -r", check=True).output.strip(),
-                  "accelerator": " ".join(lab.qemu_words),
-                  "qemu_versions": {v: lab.run(f"{qemu(lab.arch, v)} --version", check=True).output.splitlines()[0]
-                                    for v in VARIANTS}}
+        results = bench.in_turn(cases(lab, options), VARIANTS, options.rounds,
+                                lambda case, variant: measure(lab, variant, case, options), name_of)
     text = (f"Medians of {options.rounds} rounds.\n```{bench.printed(show_ways, ways, options.ways_mib)}"
             f"{bench.printed(show, results)}```")
-    where = ("snapshot-lab", "in the lab") if options.lab else ("snapshot", "on the host's kernel")
-    bench.write(where[0], {
-        "about": about, "settings": {"vcpus_count": options.cpus, "seed": 1,
-                                     "rounds_count": options.rounds, "settle_s": SETTLE_S,
-                                     "ways_mib": options.ways_mib},
+    bench.write(options, {
         "protect": [{"thp": thp, "way": way, "published_us": PUBLISHED_US[thp].get(way), "runs": of}
                     for thp, by_way in ways.items() for way, of in by_way.items()],
-        "results": results}, f"Background snapshots, {where[1]}", text)
-
-
-def main():
-    parser = cli.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="1 round of a guest of 1 GiB")
-    parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="of the guest (1 4 8; in the lab 1)")
-    parser.add_argument("--ways-mib", type=int, metavar="MIB",
-                        help="of empty memory, without QEMU (4096; in the lab and with --quick 1024)")
-    parser.add_argument("--rounds", type=int, help="snapshots of each case (3)")
-    parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
-    parser.add_argument("--lab", action="store_true", help="in the lab, not on this host")
-    parser.add_argument("--accel", choices=("tcg", "kvm"), default="tcg",
-                        help="of the guest, without --lab (tcg)")
-    options = parser.parse_args()
-    options.sizes = options.sizes or ([1] if options.quick or options.lab else [1, 4, 8])
-    options.ways_mib = options.ways_mib or (1024 if options.quick or options.lab else 4096)
-    options.rounds = options.rounds or (1 if options.quick else 3)
-    cli.main("bench", run, options)
+        "results": [{"case": case._asdict(), "runs": runs} for case, runs in results.items()]},
+        "Background snapshots, " + ("in the lab" if options.lab else "on the host's kernel"), text)
 
 
 if __name__ == "__main__":
-    main()
+    parser = bench.parser(__doc__, 3, "1 round of a guest of 1 GiB")
+    parser.add_argument("--sizes", nargs="+", type=int, metavar="GIB", help="of the guest (1 4 8; in the lab 1)")
+    parser.add_argument("--ways-mib", type=int, metavar="MIB",
+                        help="of empty memory, without QEMU (4096; in the lab and with --quick 1024)")
+    parser.add_argument("--cpus", type=int, default=2, help="vCPUs of the guest (2)")
+    parser.add_argument("--lab", action="store_true", help="in the lab, not on this host")
+    options = bench.parse(parser, rounds=1, sizes=[1], ways_mib=1024)
+    options.sizes = options.sizes or ([1] if options.lab else [1, 4, 8])
+    options.ways_mib = options.ways_mib or (1024 if options.lab else 4096)
+    options.name = options.name or ("snapshot-lab" if options.lab else "snapshot")
+    bench.main(run, options)

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """An arm64 guest's counters after a migration, and the QEMUs and states that take part."""
+import functools
+import itertools
 import time
 
 import pytest
 
+from tests.clock.test_guest_time import GAP_S, HELD, hold_at_each, moved_on
+from tests.clock.test_guest_time import held as held_pair
 from tests.lab import guest
 from tests.lab.arches import on_aarch64
 from tests.lab.arm_clocks import COUNTERS, NO_ADJVTIME, ONE_OFFSET, CounterPair, offsets
 from tests.lab.clocks import clocks, later_reports, migrate, numbers, signed, through_a_file
 from tests.lab.lab import Lab
-from tests.lab.pair import FORK, INJECT, STOCK, Side, until
+from tests.lab.pair import FORK, INJECT, STOCK, until
+from tests.lab.snapshot import Machine
+from tests.sdei.test_sdei import is_refused
 
-GAP_S = 2
-HELD = ("-S",)      # the destination does not run before "cont"
 WAYS = {"precopy": False, "postcopy": True}
-
-
-def held(lab, postcopy=False, **options):
-    return CounterPair(lab, destination_options=(*HELD, *options.pop("destination_options", ())),
-                       capabilities=() if postcopy else None, **options)
+held = functools.partial(held_pair, kind=CounterPair)
 
 
 def is_continuous(jump):
@@ -34,15 +34,11 @@ def is_stopped(pair, jump):
     assert max(map(abs, passed)) <= jump.tolerance_us, passed
 
 
-def is_refused(pair, reason):
+def stays_on_source(pair, reason):
     """The destination reports the reason and exits, and the guest resumes on the source."""
     pair.source.wait_event("ready")
-    pair.source.cmd("migrate", uri=pair.listen())
-    until(lambda: pair.source.status() == "failed", "the migration fails")
-    until(lambda: not pair.destination.job.running, "the destination ends")
-    ended = pair.destination.job.wait()
-    assert reason in ended.output and ended.rc == 1, ended
-    until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on the source")
+    is_refused(pair, reason)
+    assert pair.destination.job.wait().rc == 1
     told = len(pair.source.report().all("clock"))
     until(lambda: len(pair.source.report().all("clock")) > told + 2 * pair.cpus, "the guest resumes")
 
@@ -66,23 +62,15 @@ def have_one_offset(jump):
     assert jump.offsets[0] == jump.offsets[1], jump.offsets
 
 
-@on_aarch64("way, one_offset", [("precopy", False), ("postcopy", True), ("precopy", True), ("postcopy", False)],
-            quick=[("postcopy", True)])
-def test_continuous(lab, way, one_offset):
-    with held(lab, WAYS[way], policy="continuous", one_offset=one_offset) as pair:
+@on_aarch64("policy, way, one_offset", itertools.product(("continuous", None), WAYS, (False, True)),
+            quick=[("continuous", "postcopy", True), (None, "precopy", True)])
+def test_policy(lab, policy, way, one_offset):
+    with held(lab, WAYS[way], policy=policy, one_offset=one_offset) as pair:
         jump = pair.moved(GAP_S, WAYS[way])
-        is_continuous(jump)
-        if one_offset:
-            have_one_offset(jump)
-        assert not pair.warnings()
-
-
-@on_aarch64("way, one_offset", [("precopy", True), ("postcopy", False), ("precopy", False), ("postcopy", True)],
-            quick=[("precopy", True)])
-def test_stopped(lab, way, one_offset):
-    with held(lab, WAYS[way], one_offset=one_offset) as pair:
-        jump = pair.moved(GAP_S, WAYS[way])
-        is_stopped(pair, jump)
+        if policy == "continuous":
+            is_continuous(jump)
+        else:
+            is_stopped(pair, jump)
         if one_offset:
             have_one_offset(jump)
         assert not pair.warnings()
@@ -92,11 +80,10 @@ def test_stopped(lab, way, one_offset):
 def test_from_a_file(lab, lazy):
     with CounterPair(lab, switch="on", return_path=False, capabilities=None,
                      destination_options=["-global", "migration.guest-time-restore=continuous"]) as pair:
-        khz = pair.source.wait_event("ready")["khz"]
+        pair.source.wait_event("ready")
         was = offsets(pair.source)
         through_a_file(pair, GAP_S, lazy)
-        is_continuous(pair.jump(khz, was, clocks(pair.source, pair.cpus, 0, last=True), pair.destination,
-                                clocks(pair.destination, pair.cpus, 1)))
+        is_continuous(pair.jump_since(was))
 
 
 def timers_fire(pair, jump):
@@ -156,8 +143,7 @@ def test_untold_with_one_offset(lab):
         assert max(jump.added_us) < -GAP_S * 1e6
 
 
-@on_aarch64("policy, one_offset", [("stopped", False), ("stopped", True), ("continuous", False),
-                                   ("continuous", True)])
+@on_aarch64("policy, one_offset", itertools.product(("stopped", "continuous"), (False, True)))
 def test_no_adjvtime(lab, policy, one_offset):
     """The guest's counters include the time in which the VM does not run, as far as QEMU 10.0 counts it, or all."""
     with held(lab, policy=policy, one_offset=one_offset, both=NO_ADJVTIME) as pair:
@@ -171,33 +157,25 @@ def test_no_adjvtime(lab, policy, one_offset):
             have_one_offset(jump)
 
 
+def one_guest(lab, words):
+    return Machine(lab, cpus=2, memory_mb=32, payload=guest.payload("clock", "aarch64"), arguments=words)
+
+
 @on_aarch64("one_offset", [False, True], quick=[False])
 def test_background_snapshots(lab, one_offset):
     """The guest's counters run on in the pauses, both of them."""
-    options = {"cpus": 2, "memory_mb": 32, "payload": guest.payload("clock", "aarch64")}
-    side = Side(lab, "source", FORK, [*ONE_OFFSET * one_offset], options)
-    try:
-        side.connect()
-        side.wait_event("ready")
-        side.set_capabilities("background-snapshot")
-        was = offsets(side)
+    with one_guest(lab, ONE_OFFSET * one_offset) as machine:
+        was = offsets(machine.side)
         for _ in range(3):
-            side.cmd("migrate", uri=f"file:{lab.tmp}/snapshot")
-            side.wait_status("completed")
-        assert offsets(side) == was
-        lab.run(f"rm {lab.tmp}/snapshot")
-    finally:
-        side.end()
+            machine.take()
+        assert offsets(machine.side) == was
 
 
 @on_aarch64("one_offset, adjvtime", [(False, True), (True, True), (True, False), (False, False)],
             quick=[(True, True)])
 def test_pause(lab, one_offset, adjvtime):
-    words = [*ONE_OFFSET * one_offset, *NO_ADJVTIME * (not adjvtime)]
-    options = {"cpus": 2, "memory_mb": 32, "payload": guest.payload("clock", "aarch64")}
-    side = Side(lab, "source", FORK, words, options)
-    try:
-        side.connect()
+    with one_guest(lab, [*ONE_OFFSET * one_offset, *NO_ADJVTIME * (not adjvtime)]) as machine:
+        side = machine.side
         khz = side.wait_event("ready")["khz"]
         was = offsets(side)
         # A guest reads a physical counter without an offset without a trap.
@@ -214,15 +192,13 @@ def test_pause(lab, one_offset, adjvtime):
         time.sleep(2)
         events = clocks(side, 2, 0, last=True)
         assert max(e[f"{way}_{name}"] for e in events for way in ("back", "all_back") for name in COUNTERS) == 0
-    finally:
-        side.end()
 
 
 @on_aarch64("source", [True, False])
 def test_one_offset_on_one_side_alone(lab, source):
     with CounterPair(lab, capabilities=None, source_options=ONE_OFFSET if source else (),
                      destination_options=() if source else ONE_OFFSET) as pair:
-        is_refused(pair, f"property kvm-counter-offset is {'on' if source else 'off'} on the source")
+        stays_on_source(pair, f"property kvm-counter-offset is {'on' if source else 'off'} on the source")
 
 
 @on_aarch64("policy, one_offset", [("stopped", False), ("continuous", False), ("stopped", True)])
@@ -230,11 +206,11 @@ def test_old_destination_refuses(lab, policy, one_offset):
     """The guest stays on the source, and its counters are those of a guest that was moved."""
     with CounterPair(lab, switch="on", destination=STOCK, one_offset=one_offset, capabilities=(),
                      source_options=("-global", f"migration.guest-time={policy}")) as pair:
-        khz = pair.source.wait_event("ready")["khz"]
+        pair.source.wait_event("ready")
         was = offsets(pair.source)
         before = clocks(pair.source, pair.cpus, 0, last=True)
-        is_refused(pair, "error while loading state for instance 0x0 of device 'cpu'")
-        jump = pair.jump(khz, was, before, pair.source, clocks(pair.source, pair.cpus, 0, last=True))
+        stays_on_source(pair, "error while loading state for instance 0x0 of device 'cpu'")
+        jump = pair.jump(was, before, pair.source, clocks(pair.source, pair.cpus, 0, last=True))
         assert jump.backwards == 0, jump
         virtual_us, physical_us = jump.added_us
         assert abs(virtual_us - physical_us) <= jump.tolerance_us
@@ -249,33 +225,17 @@ def test_old_destination_refuses(lab, policy, one_offset):
 def test_moved_on_to_stock(lab):
     """The QEMU in the middle has the instant, and migrates the guest to one without the feature."""
     with held(lab) as pair:
-        pair.source.wait_event("ready")
-        pair.source.cmd("migrate", uri=pair.listen())
-        pair.wait_completed()
-        pair.source.end()
-        pair.sides[0] = third = Side(lab, "source", STOCK, ["-incoming", "defer"], pair.options)
-        third.connect()
-        third.cmd("migrate-incoming", uri="tcp:127.0.0.1:4200")
-        pair.destination.cmd("migrate", uri="tcp:127.0.0.1:4200")
-        third.wait_status("completed")
+        moved_on(pair, STOCK)
 
 
 @on_aarch64()
 def test_held_at_every_step(lab):
     """A counter that is set much later than its value was computed is set again."""
     with CounterPair(lab, policy="continuous", source=INJECT, destination=INJECT, capabilities=None) as pair:
-        khz = pair.source.wait_event("ready")["khz"]
+        pair.source.wait_event("ready")
         was = offsets(pair.source)
-        points = [(pair.source, "guest-time-taken"), (pair.destination, "guest-time-set")]
-        for side, point in points:
-            side.inject.arm(point)
-        pair.source.cmd("migrate", uri=pair.listen())
-        for side, point in points:
-            side.inject.wait_held(point)
-            lab.run(f"sleep {GAP_S}")
-            side.inject.release(point)
-        is_continuous(pair.jump(khz, was, clocks(pair.source, pair.cpus, 0, last=True), pair.destination,
-                                clocks(pair.destination, pair.cpus, 1)))
+        hold_at_each(pair, (pair.source, "guest-time-taken"), (pair.destination, "guest-time-set"))
+        is_continuous(pair.jump_since(was))
         assert not pair.warnings()
 
 
@@ -303,7 +263,7 @@ def test_one_offset_is_refused(lab, when):
         inject = pair.destination.inject
         if when == "load":
             inject.arm("guest-time-one-offset")
-            is_refused(pair, "KVM does not set the system counter's offset: Device or resource busy")
+            stays_on_source(pair, "KVM does not set the system counter's offset: Device or resource busy")
             return
         pair.source.wait_event("ready")
         migrate(pair, 0, False)
@@ -349,5 +309,5 @@ def test_other_frequency():
     with (Lab(name="hz", arch="aarch64", memory_mb=1024) as a,
           Lab(name="other-hz", arch="aarch64", memory_mb=1024, cpu="max,pauth-impdef=on,cntfrq=50000000") as b,
           CounterPair(a, destination_lab=b, capabilities=None) as pair):
-        is_refused(pair, "has 62500000 Hz on the source and 50000000 Hz here, and KVM cannot scale it: "
-                         "migrate to a host with the same frequency")
+        stays_on_source(pair, "has 62500000 Hz on the source and 50000000 Hz here, and KVM cannot scale it: "
+                              "migrate to a host with the same frequency")

@@ -3,11 +3,10 @@
 import ctypes
 import fcntl
 import os
-import time
 
 import pytest
 
-from tests.lab.clocks import CLOCK
+from tests.lab.clocks import CLOCK, migrate
 from tests.lab.host import Host
 from tests.lab.pair import Pair, until
 
@@ -53,10 +52,7 @@ def test_both_clocks_fall_back(policy):
             host, capabilities=None, cpus=2, payload=CLOCK, source_options=("-machine", "guest-time=on"),
             destination_options=("-S", "-global", f"migration.guest-time={policy}")) as pair:
         pair.source.wait_ready()
-        pair.source.cmd("migrate", uri=pair.listen())
-        pair.wait_completed()
-        time.sleep(GAP_S)
-        pair.destination.cmd("cont")
+        migrate(pair, GAP_S, postcopy=False)
 
         def moved():
             return [event for event in pair.destination.report().all("clock") if event["move"] == 1]

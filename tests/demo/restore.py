@@ -54,9 +54,5 @@ def run(options):
           f"work after {lazy['work_ms']:.0f} in place of {stock['work_ms']:.0f}.\nwrote {path.relative_to(ROOT)}")
 
 
-def main():
-    cli.main("demo", run, cli.parser(__doc__).parse_args())
-
-
 if __name__ == "__main__":
-    main()
+    cli.main("demo", run, cli.parser(__doc__).parse_args())

@@ -254,12 +254,17 @@ def events(tape):
     return merged
 
 
+def after_cut(status):
+    """Records that close all channels, and begin a recovery."""
+    return [*(record(CLOSE, channel) for channel in range(1 + FETCH_CHANNELS)),
+            record(WAIT, status["postcopy-paused"]), record(DO, QUERY), record(DO, RECOVER)]
+
+
 def for_destination(tape, status):
     records, last = [], None
     for what, channel, data in events(tape):
         if what == "cut":
-            records += [record(WAIT, RUNNING), *(record(CLOSE, channel) for channel in range(1 + FETCH_CHANNELS)),
-                        record(WAIT, status["postcopy-paused"]), record(DO, QUERY), record(DO, RECOVER)]
+            records += [record(WAIT, RUNNING), *after_cut(status)]
         elif what == "open":
             records += [record(WAIT, READ), record(OPEN, channel)]
         elif what == "source":
@@ -279,9 +284,7 @@ def for_source(tape, status, way):
         records.append(record(DO, START_POSTCOPY))
     for what, channel, data in events(tape):
         if what == "cut":
-            records += [*(record(CLOSE, channel) for channel in range(1 + FETCH_CHANNELS)),
-                        record(WAIT, status["postcopy-paused"]),
-                        record(DO, QUERY), record(DO, RECOVER), record(WAIT, status["postcopy-recover"])]
+            records += [*after_cut(status), record(WAIT, status["postcopy-recover"])]
         elif what == "open":
             records.append(record(OPEN, channel))
         elif what == "destination":
@@ -324,12 +327,15 @@ def for_file(binary, status):
         yield name, capabilities, file + touches * lazy + pauses * lazy + [record(WAIT, status["completed"])]
 
 
+def save(directory, name, capabilities, speed, records):
+    directory.mkdir(parents=True, exist_ok=True)
+    bits = sum(1 << CAPABILITIES.index(c) for c in capabilities)
+    (directory / name).write_bytes(bytes([bits, speed]) + b"".join(records))
+
+
 def write(binary, to):
-    """Record all seeds; returns the directories by side."""
+    """Record all seeds, in a directory for each side."""
     status = statuses(binary.parent)
-    directories = {side: to / side for side in ("source", "destination", "file")}
-    for directory in directories.values():
-        directory.mkdir(parents=True)
     for name, capabilities, way in SEEDS:
         for _ in range(ATTEMPTS):
             with (tempfile.TemporaryDirectory(prefix="fuzz-") as tmp, Side(binary, "source", tmp) as source,
@@ -339,15 +345,11 @@ def write(binary, to):
                     break
         else:
             raise AssertionError(f"no page was requested in {ATTEMPTS} migrations: {name}")
-        bits = sum(1 << CAPABILITIES.index(c) for c in capabilities)
         # Slow enough to begin postcopy, and to break a recovery
         speed = UNLIMITED if way == "precopy" else SLOW
         if way == "recovery":
             speed |= SLOW << 4
-        for side, records in (("source", for_source(tape, status, way)),
-                              ("destination", for_destination(tape, status))):
-            (directories[side] / name).write_bytes(bytes([bits, speed]) + b"".join(records))
+        save(to / "source", name, capabilities, speed, for_source(tape, status, way))
+        save(to / "destination", name, capabilities, speed, for_destination(tape, status))
     for name, capabilities, records in for_file(binary, status):
-        bits = sum(1 << CAPABILITIES.index(c) for c in capabilities)
-        (directories["file"] / name).write_bytes(bytes([bits, UNLIMITED]) + b"".join(records))
-    return directories
+        save(to / "file", name, capabilities, UNLIMITED, records)

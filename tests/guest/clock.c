@@ -22,13 +22,12 @@ static void keep_most(uint64_t *most, uint64_t value)
     *most = value > *most ? value : *most;
 }
 
-_Noreturn void cpu_main(uint32_t cpu)
+void run_payload(uint32_t cpu)
 {
     static struct reading all;          /* of all processors, the latest */
     static bool busy;                   /* protects @all */
     static uint32_t moves;              /* written by processor 0 */
     static uint32_t reports;
-    static uint64_t khz;                /* rate of the first clock */
     uint32_t reported = ~0u;            /* the move of the last report */
     uint64_t report_tick = 0;
     bool ready = false;
@@ -36,25 +35,18 @@ _Noreturn void cpu_main(uint32_t cpu)
     struct reading own;
     struct { struct reading step, back, all_back; } most = { 0 };
 
-    set_up_interrupts();
     if (cpu == 0) {
-        khz = measure_khz();
-        read_parameters();
         here = side();
         start_cpus();
     }
     barrier();
     start_clocks(cpu);
-    barrier();
-    start_timers(cpu, khz);
     own = read_clocks(cpu);
     for (;;) {
         struct reading r, before = own;
         uint32_t seen = __atomic_load_n(&moves, __ATOMIC_SEQ_CST);
 
-        while (__atomic_exchange_n(&busy, true, __ATOMIC_ACQUIRE)) {
-            pause();
-        }
+        pause_while(__atomic_exchange_n(&busy, true, __ATOMIC_ACQUIRE));
         r = read_clocks(cpu);
         for (int i = 0; i < CLOCKS; i++) {
             keep_most(&most.all_back.clock[i],
@@ -70,17 +62,17 @@ _Noreturn void cpu_main(uint32_t cpu)
         }
 
         if (seen != reported || r.clock[0] - report_tick > 1000 * khz) {
-            print("{\"event\": \"clock\", \"cpu\": %u, \"move\": %u, "
-                  "\"" CLOCK_0 "\": %u, \"" CLOCK_1 "\": %u, "
-                  "\"step_" CLOCK_0 "\": %u, \"step_" CLOCK_1 "\": %u, "
-                  "\"back_" CLOCK_0 "\": %u, \"back_" CLOCK_1 "\": %u, "
-                  "\"all_back_" CLOCK_0 "\": %u, \"all_back_" CLOCK_1 "\": %u, "
-                  CLOCK_FORMAT "}\n",
-                  (uint64_t)cpu, (uint64_t)seen, r.clock[0], r.clock[1],
-                  most.step.clock[0], most.step.clock[1],
-                  most.back.clock[0], most.back.clock[1],
-                  most.all_back.clock[0], most.all_back.clock[1],
-                  CLOCK_VALUES(cpu));
+            report("'clock', 'cpu': %u, 'move': %u, "
+                   "'" CLOCK_0 "': %u, '" CLOCK_1 "': %u, "
+                   "'step_" CLOCK_0 "': %u, 'step_" CLOCK_1 "': %u, "
+                   "'back_" CLOCK_0 "': %u, 'back_" CLOCK_1 "': %u, "
+                   "'all_back_" CLOCK_0 "': %u, 'all_back_" CLOCK_1 "': %u, "
+                   CLOCK_FORMAT,
+                   (uint64_t)cpu, (uint64_t)seen, r.clock[0], r.clock[1],
+                   most.step.clock[0], most.step.clock[1],
+                   most.back.clock[0], most.back.clock[1],
+                   most.all_back.clock[0], most.all_back.clock[1],
+                   CLOCK_VALUES(cpu));
             if (seen != reported) {
                 have_reported(cpu);
                 most.step = (struct reading) { 0 };
@@ -95,7 +87,7 @@ _Noreturn void cpu_main(uint32_t cpu)
         }
         if (!ready && __atomic_load_n(&reports, __ATOMIC_SEQ_CST) == par.cpus) {
             ready = true;
-            print("{\"event\": \"ready\", \"khz\": %u}\n", khz);
+            report("'ready', 'khz': %u", khz);
         }
         if (side() != here) {
             here = side();

@@ -10,9 +10,8 @@ struct reading {
     uint64_t clock[CLOCKS];
 };
 
-/* ARCH/clocks.c; khz: the rate of the first clock */
+/* ARCH/clocks.c */
 void start_clocks(uint32_t cpu);
-void start_timers(uint32_t cpu, uint64_t khz);
 struct reading read_clocks(uint32_t cpu);
 void have_reported(uint32_t cpu);
 /* @move: the number of moves before the clocks were read */

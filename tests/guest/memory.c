@@ -10,7 +10,7 @@
  */
 #include "touch.h"
 
-#define REPORTED    8
+#define REPORTED    8           /* bad pages */
 #define BLOCK       0x200000ull
 
 uint64_t first_page, pages;
@@ -27,9 +27,6 @@ static struct region constant[] = {
     { "code", text_start, text_end },
 };
 
-static struct {
-    uint64_t address, found, expected;
-} bad[REPORTED];
 static uint64_t bad_pages, bad_regions;
 
 static uint64_t mix(uint64_t x)
@@ -64,13 +61,12 @@ static uint64_t word_step(uint64_t page)
 void memory_layout(void)
 {
     extern char image_end[];
-    uint64_t ram = par.ram_bytes < RAM_MOST ? par.ram_bytes : RAM_MOST;
-    uint64_t at = (uintptr_t)image_end, end = RAM_START + ram;
-    uint64_t most = ram >> PAGE_SHIFT, room;
+    uint64_t most_mb = RAM_MOST >> 20;
+    uint64_t ram_mb = par.ram_mb < most_mb ? par.ram_mb : most_mb;
+    uint64_t mem_mb = par.mem_mb && par.mem_mb < ram_mb ? par.mem_mb : ram_mb;
+    uint64_t at = (uintptr_t)image_end, end = RAM_START + (ram_mb << 20);
+    uint64_t most = mem_mb << (20 - PAGE_SHIFT), room;
 
-    if (par.mem_mb && par.mem_mb < ram >> 20) {
-        most = (uint64_t)par.mem_mb << (20 - PAGE_SHIFT);
-    }
     touched = (void *)at;
     at += most * sizeof(touched[0]);
     for (int pass = 0; pass < 2; pass++) {
@@ -165,17 +161,16 @@ static uint64_t sum(const struct region *r)
 
 void rom_remember(void)
 {
-    for (size_t i = 0; i < sizeof(constant) / sizeof(constant[0]); i++) {
+    for (size_t i = 0; i < ARRAY_SIZE(constant); i++) {
         constant[i].sum = sum(&constant[i]);
     }
 }
 
 void rom_check(void)
 {
-    for (size_t i = 0; i < sizeof(constant) / sizeof(constant[0]); i++) {
+    for (size_t i = 0; i < ARRAY_SIZE(constant); i++) {
         if (sum(&constant[i]) != constant[i].sum) {
-            print("{\"event\": \"bad\", \"region\": \"%s\"}\n",
-                  constant[i].name);
+            report("'bad', 'region': '%s'", constant[i].name);
             bad_regions++;
         }
     }
@@ -195,9 +190,9 @@ static void check_page(uint64_t page)
         if (found != expected) {
             uint64_t n = __atomic_fetch_add(&bad_pages, 1, __ATOMIC_SEQ_CST);
             if (n < REPORTED) {
-                bad[n].address = (uintptr_t)&w[i];
-                bad[n].found = found;
-                bad[n].expected = expected;
+                report("'bad', 'address': '%x', 'found': '%x', "
+                       "'expected': '%x'",
+                       (uint64_t)(uintptr_t)&w[i], found, expected);
             }
             return;
         }
@@ -219,12 +214,7 @@ void report_check(void)
     for (uint64_t page = 0; page < pages; page++) {
         touches += touched[page];
     }
-    for (uint64_t i = 0; i < bad_pages && i < REPORTED; i++) {
-        print("{\"event\": \"bad\", \"address\": \"%x\", \"found\": \"%x\", "
-              "\"expected\": \"%x\"}\n",
-              bad[i].address, bad[i].found, bad[i].expected);
-    }
-    print("{\"event\": \"end\", \"checked_pages\": %u, \"touches\": %u, "
-          "\"bad_pages\": %u, \"bad_regions\": %u}\n",
-          pages, touches, bad_pages, bad_regions);
+    report("'end', 'checked_pages': %u, 'touches': %u, "
+           "'bad_pages': %u, 'bad_regions': %u",
+           pages, touches, bad_pages, bad_regions);
 }

@@ -2,8 +2,28 @@
 /* Synchronisation of processors. */
 #include "touch.h"
 
+uint64_t khz;
+
+_Noreturn void cpu_main(uint32_t cpu)
+{
+    set_up_interrupts();
+    if (cpu == 0) {
+        khz = measure_khz();
+        read_parameters();
+    }
+    run_payload(cpu);
+    halt();
+}
+
+void delay_ms(uint64_t ms)
+{
+    uint64_t start = ticks();
+
+    pause_while(ticks() - start < ms * khz);
+}
+
 /* The first processor waits for the start of all others. */
-void wait_for_started(uint64_t khz)
+void wait_for_started(void)
 {
     uint64_t start = ticks();
 
@@ -32,5 +52,14 @@ void barrier(void)
     }
     while (__atomic_load_n(&generation, __ATOMIC_SEQ_CST) == mine) {
         wait_for_wake();
+    }
+}
+
+/* All processors meet; then the first one reports this event. */
+void meet_and_report(uint32_t cpu, const char *event)
+{
+    barrier();
+    if (cpu == 0) {
+        report("'%s'", event);
     }
 }

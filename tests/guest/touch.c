@@ -16,7 +16,6 @@
 #define HOT_KEY         0x5eed  /* key of the choice of hot pages */
 
 static bool moved;
-static uint64_t khz;            /* rate of ticks() */
 /* By processor, ticks(): of the last look on the source; when all was timed */
 static uint64_t seen[MAX_CPUS], timed[MAX_CPUS];
 
@@ -91,6 +90,7 @@ static uint64_t page_of_step(uint32_t cpu, uint64_t i, uint64_t key,
 {
     uint64_t per_block;
 
+    *together = false;
     switch (par.pattern) {
     case SHARED:
         *together = i % MEET_EVERY == 0;
@@ -101,18 +101,13 @@ static uint64_t page_of_step(uint32_t cpu, uint64_t i, uint64_t key,
         return permute(i / per_block, pages / BLOCK_PAGES, key) * BLOCK_PAGES
                + cpu + i % per_block * par.cpus;
     case SEQUENTIAL:
-        *together = false;
         return slice_start(cpu) + i;
     case STRIDED:
-        *together = false;
         return slice_start(cpu) + stride(i, pages_of_cpu(cpu));
     case HOT:
-        *together = false;
         return slice_start(cpu) + hot_first(i, pages_of_cpu(cpu), key);
     default:
-        *together = false;
-        return slice_start(cpu)
-               + permute(i, pages_of_cpu(cpu), key);
+        return slice_start(cpu) + permute(i, pages_of_cpu(cpu), key);
     }
 }
 
@@ -136,8 +131,7 @@ static void load(uint32_t cpu)
                     seen[cpu] = now;
                 } else if (!__atomic_exchange_n(&moved, true,
                                                 __ATOMIC_SEQ_CST)) {
-                    print("{\"event\": \"moved\", \"cpu\": %u, "
-                          "\"pass\": %u}\n", (uint64_t)cpu, pass);
+                    report("'moved'");
                 }
             }
             if (__atomic_load_n(&moved, __ATOMIC_SEQ_CST)) {
@@ -152,15 +146,6 @@ static void load(uint32_t cpu)
                 touch(page);
             }
         }
-    }
-}
-
-static void rest(uint64_t ms)
-{
-    uint64_t start = ticks();
-
-    while (ticks() - start < ms * khz) {
-        pause();
     }
 }
 
@@ -181,16 +166,13 @@ static void measure(uint32_t cpu, int pass)
         }
         took = timed_touch(page, par.pattern == ZEROWRITE, by_smi);
         sample[i] = took < UINT32_MAX ? took : UINT32_MAX;
-        if (took > khz) {
-            rest(par.rest_ms);
-        }
     }
     if (pass == 0) {
         timed[cpu] = ticks();
     }
 }
 
-static void report(void)
+static void report_samples(void)
 {
     uint64_t left = 0;          /* the last known tick on the source */
 
@@ -198,52 +180,36 @@ static void report(void)
         left = seen[cpu] > left ? seen[cpu] : left;
     }
     for (uint64_t cpu = 0; cpu < par.cpus; cpu++) {
-        print("{\"event\": \"samples\", \"cpu\": %u, \"count\": %u, "
-              "\"ticks\": %u, "
-              "\"pass1_address\": %u, \"pass2_address\": %u}\n",
-              cpu, timed_of_cpu(cpu), timed[cpu] - left,
-              (uint64_t)(uintptr_t)(samples[0] + first_sample(cpu)),
-              (uint64_t)(uintptr_t)(samples[1] + first_sample(cpu)));
+        report("'samples', 'cpu': %u, 'count': %u, 'ticks': %u, "
+               "'pass1_address': %u, 'pass2_address': %u",
+               cpu, timed_of_cpu(cpu), timed[cpu] - left,
+               (uint64_t)(uintptr_t)(samples[0] + first_sample(cpu)),
+               (uint64_t)(uintptr_t)(samples[1] + first_sample(cpu)));
     }
-    report_check();
 }
 
-/* Each processor's C code begins here, with its number from 0 on. */
-_Noreturn void cpu_main(uint32_t cpu)
+void run_payload(uint32_t cpu)
 {
-    set_up_interrupts();
     if (cpu == 0) {
-        khz = measure_khz();
-        read_parameters();
         memory_layout();
         rom_remember();
-        print("{\"event\": \"boot\", \"cpus\": %u, \"ram_mb\": %u, "
-              "\"test_address\": %u, \"test_pages\": %u, \"pattern\": \"%s\", "
-              "\"seed\": %u, \"zero_percent\": %u, \"tsc_khz\": %u, "
-              "\"times_address\": %u}\n",
-              (uint64_t)par.cpus, par.ram_bytes >> 20,
-              first_page << PAGE_SHIFT, pages, pattern_names[par.pattern],
-              par.seed, (uint64_t)par.zero_percent, khz,
-              (uint64_t)(uintptr_t)times);
+        report("'boot', 'cpus': %u, 'test_address': %u, 'test_pages': %u, "
+               "'tsc_khz': %u, 'times_address': %u",
+               par.cpus, first_page << PAGE_SHIFT, pages, khz,
+               (uint64_t)(uintptr_t)times);
         start_cpus();
     }
     barrier();
 
     fill(cpu);
-    barrier();
-    if (cpu == 0) {
-        print("{\"event\": \"ready\"}\n");
-    }
+    meet_and_report(cpu, "ready");
     barrier();
 
     load(cpu);
     if (cpu == 0 && !par.late_rom) {
         rom_check();        /* while pages of the ROM are missing */
     }
-    barrier();
-    if (cpu == 0) {
-        print("{\"event\": \"timing\"}\n");
-    }
+    meet_and_report(cpu, "timing");
     measure(cpu, 0);
     barrier();
     if (cpu == 0) {
@@ -258,7 +224,7 @@ _Noreturn void cpu_main(uint32_t cpu)
     check(cpu);
     barrier();
     if (cpu == 0) {
-        report();
+        report_samples();
+        report_check();
     }
-    halt();
 }

@@ -8,6 +8,16 @@
 #include "arch.h"
 #include "layout.h"
 
+#define ARRAY_SIZE(array) (sizeof(array) / sizeof((array)[0]))
+#define pause_while(condition) ({ \
+    while (condition) { \
+        pause(); \
+    } \
+})
+
+/* Not each payload or architecture needs the parameters of a shared type */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
 #define PAGE_WORDS  512
 #define PAGE_SHIFT  12
 /* Buckets of durations of touches: eight for each power of two */
@@ -18,34 +28,40 @@ enum pattern {
 };
 
 /* io.c: the guest's reports and parameters */
-void print(const char *format, ...);        /* %s %u (64 bit) %x (64 bit) */
+/* {"event": FORMAT}, with ' for "; %s, and of 64 bits %u and %x */
+void report(const char *format, ...);
 _Noreturn void die(const char *message);
+bool equal(const char *a, const char *b);
 void read_parameters(void);
 uint16_t fw_cfg_file(const char *name, uint32_t *size);
 
 struct parameters {
-    uint64_t ram_bytes;
-    uint32_t cpus;
+    uint64_t ram_mb;
+    uint64_t cpus;
     enum pattern pattern;
     uint64_t seed;
-    uint32_t mem_mb;            /* memory under test; 0: the rest of RAM */
-    uint32_t zero_percent;      /* pages that stay zero on the source */
-    uint32_t passes;            /* of load() before the check; 0: until moved */
-    uint32_t time;              /* count the touches of load() by duration */
-    uint32_t late_rom;          /* touch.c: check the ROM after timing all */
-    uint32_t rest_ms;           /* touch.c: pause after a touch of over 1 ms */
+    uint64_t mem_mb;            /* memory under test; 0: the rest of RAM */
+    uint64_t zero_percent;      /* pages that stay zero on the source */
+    uint64_t passes;            /* of load() before the check; 0: until moved */
+    uint64_t time;              /* count the touches of load() by duration */
+    uint64_t late_rom;          /* touch.c: check the ROM after timing all */
     uint64_t vmclock;           /* x86_64/clocks.c: processor 0 reads it */
     uint64_t adjust;            /* x86_64/clocks.c: processor 1's TSC_ADJUST */
-    uint32_t deadline_ms;       /* clocks.c: let a timer expire; 0: none */
-    uint32_t async;             /* x86_64/async.h: ways of missing pages */
+    uint64_t deadline_ms;       /* clocks.c: let a timer expire; 0: none */
+    uint64_t async;             /* x86_64/async.h: ways of missing pages */
 };
 extern struct parameters par;
-extern const char *const pattern_names[PATTERNS];
+
+/* Each processor runs it, with its number from 0 on, and then halts. */
+void run_payload(uint32_t cpu);
 
 /* smp.c: synchronisation of processors */
+extern uint64_t khz;                /* rate of ticks() */
 extern uint32_t cpus_started;
+void delay_ms(uint64_t ms);
 void barrier(void);
-void wait_for_started(uint64_t khz);
+void meet_and_report(uint32_t cpu, const char *event);
+void wait_for_started(void);
 
 /* ARCH/machine.c: processors, the counter of ticks(), devices */
 void set_up_interrupts(void);

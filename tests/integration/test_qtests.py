@@ -52,7 +52,6 @@ def run(test, *mode, qemu=TCG):
     if done.returncode == 0 and skip:
         pytest.skip(skip[0])
     assert done.returncode == 0 and lines, done.stdout
-    return done.stdout
 
 
 @pytest.mark.parametrize("test", names())

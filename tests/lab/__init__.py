@@ -8,11 +8,11 @@
     pair        two QEMUs and a migration between them; proxy: the connection between them; failures: killed
                 processes and cut connections; missing_at_load: pages that devices miss while they are loaded
     network     a link with a delay between the two; tls: keys; fetch_proxy: a proxy that parses frames
-    compatibility  which QEMUs migrate to each other; other_qemu: other QEMUs; libvirt: virsh in the lab
+    other_qemu  other QEMUs; libvirt: virsh in the lab
     limits      where the threads of QEMUs sleep when a test hangs
     snapshot    a QEMU of which background snapshots are taken
-    threads     where the threads of a process sleep; host: this machine in place of the lab
-    guest       the payload; linux_guest, linux_pair, async_guest: Linux in its place
+    host        this machine in place of the lab
+    guest       the payload; linux_guest, linux_pair: Linux in its place
     clocks      a migration's effect on a guest's clocks; arm_clocks: on those of arm64
     qtest       QEMU's test protocol; sanitizer: reports of sanitizers
     cli         common code of programs; text: patterns that must be found

@@ -20,17 +20,11 @@ Quick = Collection[Any] | Literal[True]
 Mark = Callable[[Callable[..., None]], Any]
 
 
-def both_interfaces(test: Callable[..., None]) -> Callable[..., None]:
+def both_interfaces(test: Callable[..., None]) -> Any:
     """For a test of accel/kvm. Its cases of make check also run with the interface that was not chosen, or all its
     cases if make check has none. These additional cases are slow; cases without exits have none."""
     values = [FIRST, pytest.param(SECOND, marks=pytest.mark.slow)]
-    both: Callable[..., None] = pytest.mark.usefixtures("by")(
-        pytest.mark.parametrize("by", values, indirect=True)(test))
-    return both
-
-
-def _name(value: object) -> str:
-    return str(getattr(value, "__name__", value))
+    return pytest.mark.usefixtures("by")(pytest.mark.parametrize("by", values, indirect=True)(test))
 
 
 def _param(arch: str, names: list[str], value: Any, quick: Quick) -> Any:
@@ -39,7 +33,7 @@ def _param(arch: str, names: list[str], value: Any, quick: Quick) -> Any:
         marks = tuple(value.marks)
         value = value.values if len(names) > 1 else value.values[0]
     words = value if isinstance(value, tuple) else (value,)
-    name = "-".join(map(_name, words))
+    name = "-".join(str(getattr(word, "__name__", word)) for word in words)
     if arch == "x86_64":
         return pytest.param(arch, *words, marks=marks, id=name or arch)
     marks += (pytest.mark.aarch64,)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.lab import guest
-from tests.lab.clocks import TimePair, clocks, migrate, numbers, signed
+from tests.lab.clocks import ClockPair, numbers, signed
 from tests.lab.guest import Event
-from tests.lab.lab import Place
-from tests.lab.pair import FORK, INJECT, Side
+from tests.lab.host import Place
+from tests.lab.pair import FORK, INJECT, BaseSide, Side
 
 ONE_OFFSET = ("-global", "arm-cpu.kvm-counter-offset=on")
 NO_ADJVTIME = ("-global", "arm-cpu.kvm-no-adjvtime=on")
@@ -21,7 +21,7 @@ COUNTERS = ("virtual", "physical")
 TRIES = 10          # after which QEMU may accept an inexact counter
 
 
-def offsets(side: Side) -> list[int]:
+def offsets(side: BaseSide) -> list[int]:
     """The offsets of the VM's virtual and physical counter."""
     files = " ".join(f"{name}-counter-offset" for name in COUNTERS)
     return [int(n) for n in side.lab.run(f"cd /sys/kernel/debug/kvm/$(cat {side.pidfile})-* && cat {files}",
@@ -34,8 +34,7 @@ class Jump:
 
     added: list[int]        # ticks beside the time that passed: 0 if the counter ran on
     offsets: list[int]      # on the destination
-    before: list[Event]     # the guest's reports
-    after: list[Event]
+    after: list[Event]      # the guest's reports
     khz: int
     error: int              # ticks; QEMU's error after ten tries
 
@@ -58,31 +57,24 @@ class Jump:
         return max(int(e[f"{way}_{name}"]) for e in self.after for way in ("back", "all_back") for name in COUNTERS)
 
 
-class CounterPair(TimePair):
+class CounterPair(ClockPair):
     """A pair whose guest reads its counters. one_offset: the VM has kvm-counter-offset=on, on both sides; both: words
     for each fork's command line."""
+
+    _offsets = staticmethod(offsets)
 
     def __init__(self, lab: Place, one_offset: bool = False, cpus: int = 2, source: str = FORK, destination: str = FORK,
                  both: Sequence[str] = (), source_options: Sequence[str] = (), destination_options: Sequence[str] = (),
                  **options: Any) -> None:
-        if one_offset:
-            both = (*both, *ONE_OFFSET)
+        both = (*both, *ONE_OFFSET * one_offset)
         super().__init__(lab, source=source, destination=destination, cpus=cpus,
                          payload=guest.payload("clock", "aarch64"),
                          source_options=(*(both if source in (FORK, INJECT) else ()), *source_options),
                          destination_options=(*(both if destination in (FORK, INJECT) else ()), *destination_options),
                          **options)
 
-    def moved(self, gap_s: float = 0, postcopy: bool = False) -> Jump:
-        """Migrate; if the destination was started with -S, let the guest stand still for gap_s."""
-        khz = self.source.wait_event("ready")["khz"]
-        was = offsets(self.source)
-        migrate(self, gap_s, postcopy)
-        return self.jump(khz, was, clocks(self.source, self.cpus, 0, last=True), self.destination,
-                         clocks(self.destination, self.cpus, 1))
-
-    def jump(self, khz: int, was: list[int], before: list[Event], side: Side, after: list[Event]) -> Jump:
-        """From offsets and reports on the source to those on a side."""
+    def jump(self, was: list[int], before: list[Event], side: Side, after: list[Event]) -> Jump:
+        khz = self.source.report().the("ready")["khz"]
         now = offsets(side)
         for events, (virtual, physical) in (before, was), (after, now):
             # The guest must read the values that KVM has set. It reads the physical counter second, and may be
@@ -92,12 +84,12 @@ class CounterPair(TimePair):
         tried = [re.findall(r"\w+", text) for name, text in side.trace() if name == "kvm_arm_guest_time_offset"]
         error = max((abs(signed(int(words[3], 16) - int(words[1], 16))) for words in tried if int(words[7]) >= TRIES),
                     default=0)
-        jump = Jump([signed(w - n) for w, n in zip(was, now, strict=True)], now, before, after, khz, error)
+        jump = Jump([signed(w - n) for w, n in zip(was, now, strict=True)], now, after, khz, error)
         print(f"added to the counters: {jump.added_us} us; {dict(side.trace())}")
         return jump
 
     def passed_in_blackout_us(self, jump: Jump, side: Side | None = None) -> list[float]:
-        """Guest time from the instant of the stop to that of the start, by both counters, on the destination."""
+        """By both counters"""
         stop = numbers(self.source, "kvm_arm_guest_time_stop")
         start = numbers(side or self.destination, "kvm_arm_guest_time_start")
         return [(start["host counter"] - stop["host counter"] + ticks) * 1000 / jump.khz for ticks in jump.added]

@@ -2,7 +2,7 @@
 """Choices for tests, by name: the guest's memory, the channels for its pages, and its disk."""
 from typing import Any
 
-from tests.lab.lab import Place
+from tests.lab.host import Place
 
 # For -object; with a directory, each QEMU has a file of its own.
 BACKENDS = {
@@ -21,6 +21,12 @@ CHANNELS: dict[str, dict[str, Any]] = {
     "preempt": {"capabilities": ("postcopy-preempt",)}, "one-channel": {"capabilities": ()}, "fetch": {"fetch": 4}}
 
 
+def memory(backend: str, memory_mb: int | str) -> list[str]:
+    """Words for the command line. backend: of BACKENDS, or words for -object."""
+    words = BACKENDS.get(backend, backend)
+    return ["-object", f"{words},id=ram,size={memory_mb}M", "-machine", "memory-backend=ram"] if words else []
+
+
 def guest_on(backend: str, pattern: str = "shared") -> dict[str, Any]:
     """Options of a pair whose vCPUs miss the same pages, or parts of the same huge pages."""
     if "huge" in backend:
@@ -28,10 +34,10 @@ def guest_on(backend: str, pattern: str = "shared") -> dict[str, Any]:
     return {"backend": backend, "pattern": pattern, "mem": 16}
 
 
-def shared_disk(place: Place, in_file: str = "", in_device: str = "", size_mib: int = 1) -> tuple[str, tuple[str, ...]]:
+def shared_disk(place: Place, in_file: str = "", in_device: str = "") -> tuple[str, tuple[str, ...]]:
     """Returns the image, and words for both sides."""
     image = f"{place.tmp}/shared.raw"
-    place.run(f"rm -f {image}; truncate -s {size_mib}M {image}", check=True)
+    place.run(f"rm -f {image}; truncate -s 1M {image}", check=True)
     words = [",".join(filter(None, parts)) for parts in (
         ("driver=raw", "node-name=disk", "file.driver=file", f"file.filename={image}", in_file),
         ("virtio-blk-pci", "drive=disk", in_device))]

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.lab.guest import PAYLOADS, Event
-from tests.lab.lab import Place, tsc_khz
+from tests.lab.host import Place
+from tests.lab.lab import tsc_khz
 from tests.lab.pair import MIB, BaseSide, Pair, Side, until
 from tests.lab.text import search
 
@@ -38,8 +39,7 @@ def kvmclock_ns(event: Event, tsc: int) -> int:
     shift: int = event["pv_shift"] - (256 if event["pv_shift"] > 127 else 0)
     ticks = signed(tsc - event["pv_tsc"])
     ticks = ticks << shift if shift >= 0 else ticks >> -shift
-    time_ns: int = event["pv_time"] + (ticks * event["pv_mul"] >> 32)
-    return time_ns
+    return int(event["pv_time"] + (ticks * event["pv_mul"] >> 32))
 
 
 def offsets(side: BaseSide) -> list[int]:
@@ -73,15 +73,15 @@ def later_reports(side: Side, cpus: int) -> list[Event]:
 
     def reports() -> list[Event] | None:
         events = [e for e in lines_after(side.lab.read_file(side.console), now) if e["event"] == "clock"]
-        told = Counter(e["cpu"] for e in events)
-        return list({e["cpu"]: e for e in events}.values()) if len(told) == cpus and min(told.values()) >= 2 else None
+        by_cpu = {e["cpu"]: e for e in events}
+        enough = len(by_cpu) == cpus and min(Counter(e["cpu"] for e in events).values()) >= 2
+        return [by_cpu[cpu] for cpu in range(cpus)] if enough else None
     return until(reports, "the guest reports again")
 
 
 def backwards(events: Iterable[Event]) -> int:
     """The largest backward step of any clock, by the vCPUs' reports."""
-    return max(int(e[key]) for e in events for key in
-               ("back_tsc", "back_clock", "all_back_tsc", "all_back_clock"))
+    return max(int(e[key]) for e in events for key in ("back_tsc", "back_clock", "all_back_tsc", "all_back_clock"))
 
 
 def numbers(side: Side, event: str) -> dict[str, int]:
@@ -91,6 +91,11 @@ def numbers(side: Side, event: str) -> dict[str, int]:
             re.findall(r"(kvmclock|virtual|physical|realtime|host TSC|host counter) (\d+)", text)}
 
 
+def took_us(side: Side, event: str) -> float:
+    """The time to read the clocks, by event guest_time_stop, or to set them, by guest_time_start."""
+    return int(search(r"took (\d+) ns", dict(side.trace())[event])[1]) / 1000
+
+
 @dataclass
 class Jump:
     """The effect of a migration on the clocks, by vCPU."""
@@ -98,8 +103,7 @@ class Jump:
     tsc: list[int]              # cycles added to the TSC beside time that passed: 0 if it ran on
     kvmclock_ns: list[float]    # time added to the kvmclock
     relation_ns: list[int]      # change of kvmclock against TSC
-    before: list[Event]         # the guest's reports
-    after: list[Event]
+    after: list[Event]          # the guest's reports
     khz: int
     settled_s: float            # from the start to KVM's last reading of its base clock before these reports
 
@@ -112,10 +116,9 @@ class Jump:
         return max(self.tsc) - min(self.tsc)
 
     @property
-    def steps_s(self) -> tuple[float, float]:
-        """The largest step of a clock that the guest has seen: (least, most) of all vCPUs."""
-        steps = [s for e in self.after for s in (e["step_tsc"] / self.khz / 1e3, e["step_clock"] / 1e9)]
-        return min(steps), max(steps)
+    def least_step_s(self) -> float:
+        """The smallest of the largest steps that the guest has seen, of all clocks."""
+        return float(min(s for e in self.after for s in (e["step_tsc"] / self.khz / 1e3, e["step_clock"] / 1e9)))
 
     @property
     def backwards(self) -> int:
@@ -148,11 +151,15 @@ def through_a_file(pair: Pair, gap_s: float, lazy: bool) -> None:
     pair.lab.run(f"rm {file}", check=True)
 
 
-class TimePair(Pair):
-    """A pair whose sides have the return path, as with libvirt, unless return_path=False, and hosts with clocks
-    synchronized to max_error_us. switch: guest-time of the source's machine; policy: the destination's."""
+class ClockPair(Pair):
+    """A pair whose guest reads its clocks. Its sides have the return path, as with libvirt, unless return_path=False,
+    and hosts with clocks synchronized to max_error_us. switch: guest-time of the source's machine; policy: the
+    destination's."""
 
-    def __init__(self, lab: Place, switch: str | None = None, policy: str | None = None,
+    tsc_base = 0    # the TSC of the destination's host less that of the source's
+    _offsets = staticmethod(offsets)
+
+    def __init__(self, lab: Place, payload: str = CLOCK, switch: str | None = None, policy: str | None = None,
                  source_options: Sequence[str] = (), destination_options: Sequence[str] = (),
                  return_path: bool = True, max_error_us: int | None = 100, tai_offset_s: int = 0,
                  **options: Any) -> None:
@@ -162,7 +169,8 @@ class TimePair(Pair):
             # In arm64's lab, beside other work, a blackout of 2 s has taken 11 s
             destination_options = (*destination_options, "-global", f"migration.guest-time={policy}",
                                    "-global", "migration.guest-time-max-gap=120000")
-        super().__init__(lab, source_options=source_options, destination_options=destination_options, **options)
+        super().__init__(lab, payload=payload, source_options=source_options, destination_options=destination_options,
+                         **options)
         if return_path:
             self.capabilities = (*self.capabilities, "return-path")
         for host in {self.lab, self.destination_lab}:
@@ -171,33 +179,23 @@ class TimePair(Pair):
     def warnings(self) -> list[str]:
         return [line for line in self.destination.job.output.splitlines() if "guest-time" in line]
 
-    def outcome(self, side: Side | None = None) -> dict[str, Any]:
+    def outcome(self, side: Side | None = None) -> Any:
         """The guest time of query-migrate, on the destination."""
-        found: dict[str, Any] = (side or self.destination).cmd("query-migrate")["guest-time"]
-        return found
+        return (side or self.destination).cmd("query-migrate")["guest-time"]
 
-
-class ClockPair(TimePair):
-    """A pair whose guest reads its clocks."""
-
-    tsc_base = 0    # the TSC of the destination's host less that of the source's
-
-    def __init__(self, lab: Place, cpus: int = 4, **options: Any) -> None:
-        super().__init__(lab, cpus=cpus, payload=CLOCK, **options)
-
-    def moved(self, gap_s: float = 0, postcopy: bool = False, meanwhile: Callable[[], None] = lambda: None) -> Jump:
-        """Migrate; if the destination was started with -S, let the guest stand still for gap_s."""
+    def moved(self, gap_s: float = 0, postcopy: bool = False, meanwhile: Callable[[], None] = lambda: None) -> Any:
+        """Migrate; if the destination was started with -S, let the guest stand still for gap_s. Returns a Jump."""
         self.source.wait_event("ready")
-        was = offsets(self.source)
+        was = self._offsets(self.source)
         migrate(self, gap_s, postcopy, meanwhile)
         return self.jump_since(was)
 
-    def jump_since(self, was: list[int]) -> Jump:
+    def jump_since(self, was: list[int]) -> Any:
         """From offsets and the last reports on the source to the first ones on the destination."""
         return self.jump(was, clocks(self.source, self.cpus, 0, last=True), self.destination,
                          clocks(self.destination, self.cpus, 1))
 
-    def failed(self, gap_s: float, meanwhile: Callable[[], None] = lambda: None) -> Jump:
+    def failed(self, gap_s: float, meanwhile: Callable[[], None] = lambda: None) -> Any:
         """A migration that the destination fails to load: the guest stands still for gap_s, and then resumes on the
         source, which must be INJECT."""
         self.source.wait_event("ready")
@@ -212,12 +210,9 @@ class ClockPair(TimePair):
         until(lambda: self.source.status() == "failed", "the migration fails")
         until(lambda: self.source.cmd("query-status")["running"], "the guest runs again")
         # One report may have been in flight to the console, another one is from after the stop.
-        told = [e["cpu"] for e in self.source.report().all("clock")]
-        until(lambda: all([e["cpu"] for e in self.source.report().all("clock")].count(cpu) >= told.count(cpu) + 2
-                          for cpu in range(self.cpus)), "all vCPUs report")
-        return self.jump(was, before, self.source, clocks(self.source, self.cpus, 0, last=True))
+        return self.jump(was, before, self.source, later_reports(self.source, self.cpus))
 
-    def jump(self, was: list[int], before: list[Event], side: Side, after: list[Event]) -> Jump:
+    def jump(self, was: list[int], before: list[Event], side: Side, after: list[Event]) -> Any:
         """From offsets and reports on the source to those on a side."""
         base = self.tsc_base if side is self.destination else 0
         # KVM keeps unplugged vCPUs, which are the last ones
@@ -228,7 +223,7 @@ class ClockPair(TimePair):
         start = numbers(side, "kvm_guest_time_start") if self.started(side) else {}
         last = max(e["pv_time"] for e in after)
         settled_s = max(0, last - start.get("kvmclock", last)) / 1e9
-        jump = Jump(tsc, added, relation, before, after, tsc_khz(), settled_s)
+        jump = Jump(tsc, added, relation, after, tsc_khz(), settled_s)
         print(f"added to TSC {jump.tsc_us} us, to kvmclock {added} ns, relation {relation} ns, "
               f"settled in {settled_s:.3f} s")
         return jump
@@ -237,11 +232,7 @@ class ClockPair(TimePair):
         """Whether the destination has set the clocks by the source's instant."""
         return "kvm_guest_time_start" in dict((side or self.destination).trace())
 
-    def start_took_us(self, side: Side | None = None) -> float:
-        """The time to set the clocks when the guest started."""
-        return int(search(r"took (\d+) ns", dict((side or self.destination).trace())["guest_time_start"])[1]) / 1000
-
-    def passed_in_blackout_us(self, jump: Jump, side: Side | None = None) -> float:
+    def passed_in_blackout_us(self, jump: Any, side: Side | None = None) -> Any:
         """Guest time from the instant of the stop to that of the start, on the destination."""
         side = side or self.destination
         base = self.tsc_base if side is self.destination else 0

@@ -16,7 +16,6 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=2048, metavar="MIB")
     parser.add_argument("--hugepages", type=int, default=0, metavar="N", help="pages of 2 MiB")
     parser.add_argument("--append", default="", metavar="WORDS", help="for Linux's command line")
-    parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="of the command")
     what = parser.add_subparsers(dest="what", required=True)
     what.add_parser("shell", help="a shell in /lab; 'exit' or Ctrl-D ends the lab")
     run = what.add_parser("run", help="run a command in /lab, and exit with its status")
@@ -32,15 +31,13 @@ def main() -> None:
     try:
         with machine:
             if args.what == "shell":
-                machine.wait()
+                assert machine.process
+                machine.process.wait()
             else:
                 def show(data: bytes) -> None:
                     sys.stdout.buffer.write(data)
                     sys.stdout.buffer.flush()
-                rc = machine.run(args.command, timeout=args.timeout, on_output=show).rc
-    except lab.CommandTimeout as e:
-        print(f"lab: error: {str(e).splitlines()[0].split('; its output')[0]}", file=sys.stderr)
-        rc = 124
+                rc = machine.job(args.command, on_output=show).wait(float("inf")).rc
     except (lab.LabError, BuildError) as e:
         print(f"lab: error: {e}", file=sys.stderr)
         rc = 125

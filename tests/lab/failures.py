@@ -18,20 +18,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from qemu.qmp import ExecuteError, QMPError
 
 from tests.lab import guest, limits
 from tests.lab.lab import CommandFailed
-from tests.lab.pair import MIB, Pair, Side
+from tests.lab.pair import MIB, Pair, Seen, Side
 from tests.lab.proxy import MAIN, PACKAGE_LENGTH, VM_EOF, Close, Copy, Page, Send, Wire
 
 HANG_S = 60
-QUIT_S = 20
-# Statuses that do not change by themselves; "exited" is ours.
-LASTING = ("completed", "failed", "cancelled", "postcopy-paused", "exited")
 KILLED = "killed"
+# Statuses that do not change by themselves; "exited" and KILLED are ours.
+LASTING = ("completed", "failed", "cancelled", "postcopy-paused", "exited", KILLED)
 ACTIONS = {
     "precopy": ("cut", "kill-source", "kill-destination", "cancel"),
     "switch": ("cut", "kill-source", "kill-destination"),
@@ -45,8 +44,6 @@ HELD = ("switch", "listen", "eof", "end")       # phases at which PhaseWire hold
 
 
 class Ended(enum.Enum):
-    """The ways in which a migration may end."""
-
     DESTINATION = "the guest is whole on the destination"
     SOURCE = "the guest is whole on the source"
     SPLIT = "one side was killed after the guest had begun to run there: the other one says postcopy-paused"
@@ -63,7 +60,7 @@ class PhaseWire(Wire):
     eof: before the end of the stream, or right behind it with part > 0.5; end: the destination's messages after that.
     Sets reached at the phase; go() continues."""
 
-    def __init__(self, to: int, phase: str, part: float, mute: bool = False) -> None:
+    def __init__(self, to: int, phase: str, part: float, mute: bool) -> None:
         self.phase = phase
         self.part = part
         self.mute = mute        # From the phase on, the source receives nothing.
@@ -98,9 +95,9 @@ class PhaseWire(Wire):
 
     def _send_package(self, package: bytes, send: Send) -> None:
         """self.part is of the package without its length."""
-        send(package[:PACKAGE_LENGTH])
-        package = package[PACKAGE_LENGTH:]
-        sent = int(self.part * len(package)) if self.phase == "switch" else len(package)
+        sent = len(package)
+        if self.phase == "switch":
+            sent = PACKAGE_LENGTH + int(self.part * (sent - PACKAGE_LENGTH))
         send(package[:sent])
         if self.phase in ("switch", "listen"):
             self._hold()
@@ -109,23 +106,13 @@ class PhaseWire(Wire):
     def _send(self, items: Iterable[Page | bytes], send: Send) -> None:
         for item in items:
             data = item.pack() if isinstance(item, Page) else item
-            if data == bytes([VM_EOF]):
-                self._end(send)
-            else:
-                send(data)
-
-    def _end(self, send: Send) -> None:
-        self._hold_back = self.phase == "end"
-        if self.phase == "eof" and self.part <= 0.5:
-            self._hold()
-        send(bytes([VM_EOF]))
-        if self.phase == "eof":
-            self._hold()
-
-
-def phase_wire(pair: Pair, uri: str, phase: str, part: float, mute: bool = False) -> PhaseWire:
-    """Put a PhaseWire before the pair's destination that listens at uri."""
-    return pair.wire_of(PhaseWire, uri, phase=phase, part=part, mute=mute)
+            at_end = data == bytes([VM_EOF])
+            self._hold_back |= at_end and self.phase == "end"
+            if at_end and self.phase == "eof" and self.part <= 0.5:
+                self._hold()
+            send(data)
+            if at_end and self.phase == "eof":
+                self._hold()
 
 
 def output(side: Side) -> str:
@@ -150,9 +137,6 @@ def diagnosis(pair: Pair) -> str:
         except Exception as e:
             text.append(f"  QMP does not answer: {e!r}")
     return "\n".join(text)
-
-
-Seen = TypeVar("Seen")
 
 
 class Failures:
@@ -230,9 +214,8 @@ class Failures:
         def lasting() -> tuple[str, str] | None:
             s, d = self.statuses()
             # A destination whose source was cancelled or failed before the migration reached it
-            done = (*LASTING, KILLED)
-            last = d in done or (s in ("failed", "cancelled") and d in ("none", "setup"))
-            return (s, d) if s in done and last else None
+            last = d in LASTING or (s in ("failed", "cancelled") and d in ("none", "setup"))
+            return (s, d) if s in LASTING and last else None
         return self.until(lasting, "an end on both sides")
 
     def until_reached(self, wire: Wire) -> None:
@@ -264,21 +247,14 @@ class Failures:
         if isinstance(wire, PhaseWire):
             wire.go()
 
-    def recover(self, wire_of: Callable[[str], Wire] | None = None) -> Wire:
+    def recover(self) -> Wire:
         """Recover, as both sides are paused."""
-        pair = self.pair
-        uri = pair.listen("migrate-recover")
-        wire = wire_of(uri) if wire_of else pair.wire(uri)
-        pair.source.cmd("migrate", uri=wire.uri, resume=True)
+        wire = self.pair.wire(self.pair.listen("migrate-recover"))
+        self.pair.source.cmd("migrate", uri=wire.uri, resume=True)
         self.until(lambda: all(s in ("postcopy-active", "completed") for s in self.statuses()), "recovery")
         self.recoveries += 1
         self.note("recovered")
         return wire
-
-    def stop_source(self) -> None:
-        if self.stop == "source":
-            self.pair.source.cmd("stop")
-            self.stopped = True
 
     def stop_and_go_on(self) -> None:
         """Stop and continue the guest if it runs on the destination."""
@@ -341,7 +317,8 @@ class Failures:
             self.check_on(pair.destination)
             assert s in ("completed", "postcopy-paused", KILLED), f"the source says {s} of what has completed"
             return Ended.DESTINATION
-        if s in ("failed", "cancelled"):
+        left = s == "postcopy-paused" and d in ("exited", KILLED)
+        if s in ("failed", "cancelled") or (left and self.returned()):
             # The status changes before the guest resumes
             self.goes_on(pair.source)
             self.check_by_another()
@@ -352,15 +329,12 @@ class Failures:
             self.assert_source_stays_out()
             self.stop_and_go_on()
             return None
-        if s == "postcopy-paused" and d in ("exited", KILLED) and self.returned():
-            self.check_by_another()
-            return Ended.SOURCE
         if self.killed is pair.destination:
             if s == "completed":
                 return Ended.WITH_DESTINATION
             return self.named(pair.source, s)
         if self.killed is pair.source:
-            if d == "exited" and not self.has_run(pair.destination):
+            if d == "exited" and not pair.destination.report().events:
                 self.said = output(pair.destination)
                 assert self.said != "nothing", "the destination has ended without a word"
                 return Ended.WITH_SOURCE
@@ -376,20 +350,15 @@ class Failures:
             assert str(e) == "Postcopy migration in progress, cannot cancel.", str(e)
             return False
         self.until(lambda: self.status(source) == "cancelled", "the migration is cancelled")
-        self.goes_on(source)
-        self.note("cancelled: the guest runs on the source")
+        self.note("cancelled")
         return True
 
     def named(self, side: Side, status: str) -> Ended:
         assert status == "postcopy-paused", f"the {side.name}, which is left with a part of the guest, says {status}"
         self.said = f"{status}: {self.assert_way_back(side)}"
         side.cmd("quit")
-        assert side.job.wait(QUIT_S).rc == 0
+        assert side.job.wait(20).rc == 0
         return Ended.SPLIT
-
-    @staticmethod
-    def has_run(side: Side) -> bool:
-        return bool(guest.Report(side.lab.run(f"cat {side.console}").output).events)
 
     def check_on(self, side: Side) -> None:
         """The guest has checked its memory on this side."""
@@ -417,29 +386,31 @@ class Failures:
 
     # The whole migration
 
-    def carry_through(self, wire: Wire, troubles: Iterable[tuple[str, float]] = (), phase: str | None = None,
-                      action: str | None = None, delay_s: float = 0.0, under_way_lost: bool = False,
-                      meanwhile: Callable[[], None] = lambda: None) -> Ended:
+    def carry_through(self, wire: Wire, troubles: Iterable[tuple[str, float]], phase: str | None, action: str | None,
+                      delay_s: float, under_way_lost: bool, meanwhile: Callable[[], None]) -> Ended:
         """Carry a migration that was started through that wire to its end.
 
         troubles: (pause or cut, seconds after the guest has run on), each followed by a recovery; then comes the
         fault at the phase, if one is given; under_way_lost: data in flight are lost with a killed source.
         meanwhile: called when the guest has moved."""
         pair = self.pair
-        self.stop_source()
-        if phase == "precopy":
-            time.sleep(delay_s)
-            self.act(action, wire, under_way_lost)
-            return self.recovered_to_the_end()
-        pair.source.cmd("migrate-start-postcopy")
-        if phase in ("switch", "listen"):
-            self.until_reached(wire)
+
+        def fault() -> Ended:
             time.sleep(delay_s)
             self.act(action, wire, under_way_lost)
             return self.recovered_to_the_end()
 
+        if self.stop == "source":
+            pair.source.cmd("stop")
+            self.stopped = True
+        if phase == "precopy":
+            return fault()
+        pair.source.cmd("migrate-start-postcopy")
+        if phase in ("switch", "listen"):
+            self.until_reached(wire)
+            return fault()
+
         if self.stopped:
-            self.until(lambda: self.run_state(pair.destination) == "paused", "the guest has come")
             self.goes_on(pair.destination)
         self.until(lambda: pair.destination.report().first("timing"), "the guest runs on the destination")
         self.stop_and_go_on()
@@ -452,15 +423,12 @@ class Failures:
             if self.settled() != ("postcopy-paused", "postcopy-paused"):
                 return self.recovered_to_the_end()
             wire = self.recover()
-        if phase == "postcopy":
-            time.sleep(delay_s)
-            self.act(action, wire, under_way_lost)
-        elif phase:
+        if not phase:
+            return self.recovered_to_the_end()
+        if phase != "postcopy":
             pair.fast()
             self.until_reached(wire)
-            time.sleep(delay_s)
-            self.act(action, wire, under_way_lost)
-        return self.recovered_to_the_end()
+        return fault()
 
     def recovered_to_the_end(self) -> Ended:
         while not (end := self.ended()):

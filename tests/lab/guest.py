@@ -10,10 +10,8 @@ tests/guest/memory.c describes the contents of pages, touch.c the order of touch
 import json
 import statistics
 from array import array
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
-
-from tests.lab.paths import ROOT
 
 # A report of the guest: a JSON object with the key "event".
 Event = dict[str, Any]
@@ -32,12 +30,12 @@ def payload(name: str = "touch", arch: str = "x86_64") -> str:
     return f"{PAYLOADS[arch]}/{name}.bin"
 
 
-def arguments(side: str, log: Path | str, cpus: int | str = 4, memory_mb: int | str = 128, machine: str | None = None,
-              payload: Path | str | None = None, arch: str = "x86_64", **parameters: int | str) -> list[str]:
+def arguments(side: str, log: str, cpus: int | str = 4, memory_mb: int | str = 128, machine: str | None = None,
+              payload: str | None = None, arch: str = "x86_64", **parameters: int | str) -> list[str]:
     """QEMU's arguments, without accelerator and monitor.
 
-    side: "source" or "destination"; log: file for the guest's report; payload: by default the
-    checkout's touch.bin. Parameters, of which both sides must have the same, for touch.bin:
+    side: "source" or "destination"; log: file for the guest's report; payload: by default
+    touch.bin. Parameters, of which both sides must have the same, for touch.bin:
       pattern  disjoint: each processor has its part of memory; shared: all processors touch
                all pages, together; samehuge: they touch different pages of the same 2 MiB;
                sequential: disjoint, and in order of their addresses, where the others are random;
@@ -51,8 +49,6 @@ def arguments(side: str, log: Path | str, cpus: int | str = 4, memory_mb: int | 
       zero     per cent of pages that hold zeros until the guest has moved (12)
       seed     of contents and order (0)
       passes   number of touches of each page, then check, moved or not (0: until moved)
-      rest     ms for which a processor rests after each touch on the destination that took more
-               than 1 ms (0)
       time     1: count touches by duration before the guest moves, see times()
     and for clock.bin:
       vmclock  1: processor 0 reads QEMU's vmclock device every second
@@ -71,7 +67,7 @@ def arguments(side: str, log: Path | str, cpus: int | str = 4, memory_mb: int | 
     return [
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", machine or MACHINE[arch], "-smp", str(cpus), "-m", str(memory_mb)),
-        *("-bios", str(payload or ROOT / PAYLOADS[arch] / "touch.bin")),
+        *("-bios", payload or f"{PAYLOADS[arch]}/touch.bin"),
         *("-fw_cfg", f"name=opt/touch,string={text}") * bool(text),
         *("-chardev", f"file,id=report,path={log}"), *console,
     ]
@@ -127,27 +123,14 @@ class Report:
         end = self.first("end")
         return end is not None and end["bad_pages"] == 0 and end["bad_regions"] == 0
 
-    def sample_span(self) -> tuple[int, int]:
-        """(address, bytes) of guest memory that latencies() needs."""
-        samples = self.all("samples")
-        start = min(s["pass1_address"] for s in samples)
-        end = max(s["pass2_address"] + 4 * s["count"] for s in samples)
-        return start, end - start
-
-    def latencies_us(self, data: bytes, tsc_khz: int) -> tuple[Pass, Pass]:
+    def latencies_us(self, memory: Callable[[int, int], bytes], tsc_khz: int) -> tuple[Pass, Pass]:
         """(pass 1, pass 2): microseconds of each touch, by processor, in order of time.
 
-        data: the memory of sample_span(). tsc_khz is in the source's event "boot".
+        memory: Side.memory. tsc_khz is in the source's event "boot".
         """
-        start, _ = self.sample_span()
-
         def one_pass(key: str) -> Pass:
-            cpus = []
-            for s in self.all("samples"):
-                at = s[key] - start
-                ticks = array("I", data[at:at + 4 * s["count"]])
-                cpus.append([t * 1000 / tsc_khz for t in ticks])
-            return cpus
+            return [[ticks * 1000 / tsc_khz for ticks in array("I", memory(s[key], 4 * s["count"]))]
+                    for s in self.all("samples")]
         return one_pass("pass1_address"), one_pass("pass2_address")
 
     def from_switch_us(self, tsc_khz: int) -> list[float]:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * Tells this machine's kernel of its clock what NTP or PTP tell it, or prints CLOCK_REALTIME in ns.
- * usage: host-clock [MAX_ERROR_US|unsynchronized [TAI_OFFSET_S [TICK_US]]]
+ * usage: host-clock [MAX_ERROR_US|unsynchronized TAI_OFFSET_S TICK_US]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,14 +23,14 @@ int main(int argc, char **argv)
     int status = set((struct timex) { 0 });
     struct timespec now;
 
-    if (argc > 4) {
-        fprintf(stderr, "usage: host-clock [MAX_ERROR_US|unsynchronized [TAI_OFFSET_S [TICK_US]]]\n");
-        return 2;
-    }
     if (argc == 1) {
         clock_gettime(CLOCK_REALTIME, &now);
         printf("%lld%09ld\n", (long long)now.tv_sec, now.tv_nsec);
         return 0;
+    }
+    if (argc != 4) {
+        fprintf(stderr, "usage: host-clock [MAX_ERROR_US|unsynchronized TAI_OFFSET_S TICK_US]\n");
+        return 2;
     }
     if (!strcmp(argv[1], "unsynchronized")) {
         set((struct timex) { .modes = ADJ_STATUS, .status = status | STA_UNSYNC });
@@ -38,11 +38,7 @@ int main(int argc, char **argv)
         set((struct timex) { .modes = ADJ_STATUS | ADJ_MAXERROR,
                              .status = status & ~STA_UNSYNC, .maxerror = atol(argv[1]) });
     }
-    if (argc >= 3) {
-        set((struct timex) { .modes = ADJ_TAI, .constant = atol(argv[2]) });
-    }
-    if (argc == 4) {
-        set((struct timex) { .modes = ADJ_TICK, .tick = atol(argv[3]) });
-    }
+    set((struct timex) { .modes = ADJ_TAI, .constant = atol(argv[2]) });
+    set((struct timex) { .modes = ADJ_TICK, .tick = atol(argv[3]) });
     return 0;
 }

@@ -2,20 +2,17 @@
 """This machine in place of the lab's first-level machine: its kernel, and its KVM or TCG."""
 import contextlib
 import os
-import platform
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.lab.cli import ProgramError
-from tests.lab.lab import TIMEOUT_S, CommandFailed, CommandTimeout, Output, Result
+from tests.lab.lab import TIMEOUT_S, Lab, Result, Running
 from tests.lab.paths import ROOT, qemu
 
 EXIT_ON_MISSING = Path("/sys/module/kvm/parameters/exit_on_missing")
@@ -34,54 +31,32 @@ ASK = """{"execute": "qmp_capabilities"}
 {"execute": "quit"}"""
 
 
-class Job(Output):
-    """A command that runs on this machine, as lab.Job does in the lab."""
-
+class Job(Running):
     def __init__(self, cmd: str, environment: dict[str, str]) -> None:
         self.cmd = cmd
-        self._data = bytearray()
+        self._output = tempfile.TemporaryFile()     # noqa: SIM115 - it is read as long as there is a Job
         # The command dies with this process.
         self._process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "/bin/sh", "-c", cmd], cwd=ROOT,
-                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                         stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
                                          start_new_session=True, env=os.environ | environment)
-        # Only this thread writes _data; join it before reading all output.
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
-    def _read(self) -> None:
-        assert self._process.stdout
-        while part := os.read(self._process.stdout.fileno(), 1 << 16):
-            self._data += part
+    @property
+    def raw(self) -> bytes:
+        file = self._output.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0)
 
     @property
     def running(self) -> bool:
-        if self._process.poll() is None:
-            return True
-        self._join()
-        return False
-
-    def _join(self) -> None:
-        # Background processes of the command may keep its output open.
-        self._reader.join(1)
+        return self._process.poll() is None
 
     def kill(self) -> None:
         if self.running:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._join()
 
-    def wait(self, timeout: float = TIMEOUT_S) -> Result:
-        try:
-            rc = self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise CommandTimeout(f"no end after {timeout} s: {self.cmd}",
-                                 Result(None, self.output)) from None
-        except KeyboardInterrupt:
-            self.kill()
-            raise
-        self._join()
-        return Result(rc if rc >= 0 else 128 - rc, self.output)
+    def _status(self, timeout: float) -> int | None:
+        rc = self._process.wait(timeout)
+        return rc if rc >= 0 else 128 - rc
 
 
 class Host:
@@ -107,7 +82,6 @@ class Host:
         self.hugepages = hugepages
         self._exits = exits
         self.exit_on_missing = exits or (self.accelerator == "kvm" and EXIT_ON_MISSING.exists())
-        self.kernel = platform.release()
         self._ports: dict[int, socket.socket] = {}
 
     def __enter__(self) -> Self:
@@ -119,8 +93,7 @@ class Host:
         self.tmp = self._tmp.name
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leftovers()
         for reserved in self._ports.values():
             reserved.close()
@@ -136,10 +109,7 @@ class Host:
         return Job(cmd, {MARK: self.tmp})
 
     def run(self, cmd: str, timeout: float = TIMEOUT_S, *, check: bool = False) -> Result:
-        result = self.job(cmd).wait(timeout)
-        if check and result.rc:
-            raise CommandFailed(f"exit status {result.rc}: {cmd}", result)
-        return result
+        return self.job(cmd).wait(timeout, check)
 
     def read_file(self, path: str) -> bytes:
         return Path(path).read_bytes()
@@ -159,8 +129,7 @@ class Host:
             self._ports[number] = reserved = socket.socket()
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserved.bind((self.address, 0))
-        port: int = self._ports[number].getsockname()[1]
-        return port
+        return int(self._ports[number].getsockname()[1])
 
     def leftovers(self) -> list[str]:
         """Kill the remaining processes of all jobs; returns their commands."""
@@ -181,3 +150,6 @@ class Host:
             return answers
         where = self.run("sleep 60 & sleep 0.3; cat /proc/$!/wchan; kill $!").output
         return "" if "sleep" in where else f"/proc/PID/wchan of one that sleeps: {where}"
+
+
+Place = Lab | Host

@@ -9,8 +9,7 @@ import functools
 import os
 import re
 import subprocess
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.lab.paths import BUILD, LAB, ROOT, TESTED, below, qemu
@@ -39,6 +38,12 @@ def tool(*argv: str | Path, stdin: str = "") -> str:
     return p.stdout
 
 
+@functools.cache
+def fetched(what: str) -> Path:
+    """What scripts/fetch has downloaded; of an architecture, the directory with its packages."""
+    return Path(tool(ROOT / "scripts" / "fetch", what).strip())
+
+
 def programs(arch: str = "x86_64") -> dict[str, Path]:
     """Programs of the checkout's meson.build, up to date, by name."""
     where = BUILD / below("tests", arch)
@@ -58,10 +63,9 @@ def stripped(path: Path, arch: str) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         for old in out.parent.glob(key.rsplit("-", 2)[0] + "-*"):
             old.unlink(missing_ok=True)
-        with tempfile.NamedTemporaryFile(dir=out.parent, delete=False) as f:
-            pass
-        tool(f"{CROSS[arch]}strip", "-o", f.name, path)
-        os.rename(f.name, out)
+        unfinished = out.parent / f".{os.getpid()}"
+        tool(f"{CROSS[arch]}strip", "-o", unfinished, path)
+        os.rename(unfinished, out)
     return out
 
 
@@ -70,7 +74,7 @@ def libraries(path: Path, arch: str) -> dict[str, Path]:
     static."""
     if arch != "x86_64":
         # The compiler's own libraries, a sanitizer's for example, are beside it
-        where = (_packages(arch) / f"usr/lib/{arch}-linux-gnu", Path(f"/usr/{arch}-linux-gnu/lib"))
+        where = (fetched(arch) / f"usr/lib/{arch}-linux-gnu", Path(f"/usr/{arch}-linux-gnu/lib"))
         return {f"/lib/{name}": file for name, file in libraries_in(where, path).items()}
     p = subprocess.run(["ldd", path], capture_output=True, text=True)
     libs: dict[str, Path] = {}
@@ -79,12 +83,6 @@ def libraries(path: Path, arch: str) -> dict[str, Path]:
             raise BuildError(f"{path} needs a library that is not installed: {line.strip()}")
         libs |= {w: Path(w) for w in line.split() if w.startswith("/")}
     return libs
-
-
-@functools.cache
-def _packages(arch: str) -> Path:
-    """The directory with that architecture's packages."""
-    return Path(tool(ROOT / "scripts" / "fetch", arch).strip())
 
 
 def libraries_in(where: tuple[Path, ...], path: Path) -> dict[str, Path]:
@@ -104,27 +102,16 @@ def libraries_in(where: tuple[Path, ...], path: Path) -> dict[str, Path]:
     return found
 
 
-def _is_elf(path: Path) -> bool:
-    with open(path, "rb") as f:
-        return f.read(4) == b"\x7fELF"
-
-
-def firmware_dirs(arch: str = "x86_64") -> list[str]:
-    """The directories of QEMU's --firmwarepath."""
-    header = BUILD / below("fork", arch) / "config-host.h"
-    try:
-        line = search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", header.read_text())
-    except OSError as e:
-        raise BuildError(f"{e}: run make first") from None
-    return re.findall('"(.*?)"', line[1])
-
-
 class Archive:
     """A cpio archive as Linux unpacks it. bsdtar writes it from a list in the format of mtree, so that it can contain
     files that an ordinary user cannot make. (gen_init_cpio could, too, but Debian only has it in Linux's sources.)"""
 
-    def __init__(self) -> None:
+    def __init__(self, init: Path, *directories: str) -> None:
         self.entries: dict[str, tuple[str, ...]] = {}
+        for path in directories:
+            self.directory(path)
+        self._add("dev/console", "type=char", "device=native,5,1", "mode=0600")
+        self.file("init", init)
 
     def _add(self, path: str, *words: str) -> None:
         path = path.strip("/")
@@ -143,9 +130,6 @@ class Archive:
     def link(self, path: str, target: str) -> None:
         self._add(path, "type=link", f"link={_escaped(target)}", "mode=0777")
 
-    def console(self) -> None:
-        self._add("dev/console", "type=char", "device=native,5,1", "mode=0600")
-
     def write(self, out: Path) -> None:
         lines = ["#mtree", "/set uid=0 gid=0 nlink=1 time=0",
                  *(" ".join((f"./{_escaped(path)}", *words)) for path, words in self.entries.items())]
@@ -157,21 +141,14 @@ def _escaped(path: str | Path) -> str:
     return re.sub(rb"[^!-~]|[\\#=]", lambda m: b"\\%03o" % ord(m[0]), os.fsencode(path)).decode()
 
 
-def _programs(arch: str) -> Iterator[tuple[str, Path]]:
-    """Files of build/ in the archive: (path below /lab, file)."""
-    fork = f"build/{below('fork', arch)}"
+def _programs(arch: str) -> list[Path]:
+    """Files of build/ in the archive, as far as they exist."""
+    fork = BUILD / below("fork", arch)
     ours = {p.stem for p in (ROOT / "tests" / "qtest").glob("*.c")}
-    names = [f"{fork}/qemu-img", f"{fork}/contrib/vhost-user-blk/vhost-user-blk",
-             f"{fork}/tests/unit/test-snapshot-holes",
-             *(qemu(arch, name) for name in sorted({"fork", "stock", "inject", TESTED}))]
-    names += [f"{fork}/tests/qtest/{name}" for name in sorted(ours | {"migration-test"})]
-    for name in names:
-        yield name, ROOT / name
-    for name, path in programs(arch).items():
-        yield f"build/{below('tests', arch)}/{name}", path
-    guest = f"build/{below('guest', arch)}"
-    for path in sorted((ROOT / guest).glob("linux.*")):
-        yield f"{guest}/{path.name}", path
+    return [fork / "qemu-img", fork / "contrib/vhost-user-blk/vhost-user-blk", fork / "tests/unit/test-snapshot-holes",
+            *(ROOT / qemu(arch, name) for name in sorted({"fork", "stock", "inject", TESTED})),
+            *(fork / "tests/qtest" / name for name in sorted(ours | {"migration-test"})),
+            *programs(arch).values(), *sorted((BUILD / below("guest", arch)).glob("linux.*"))]
 
 
 def _busybox(arch: str) -> tuple[Path, list[str]]:
@@ -181,34 +158,28 @@ def _busybox(arch: str) -> tuple[Path, list[str]]:
         raise BuildError("no static /bin/busybox: scripts/deps lab")
     applets = tool(ours, "--list").split()
     if arch != "x86_64":
-        packages = _packages(arch)
-        ours = next(p for p in (packages / "bin/busybox", packages / "usr/bin/busybox") if p.exists())
+        ours = next(p for d in ("bin", "usr/bin") if (p := fetched(arch) / d / "busybox").exists())
     return ours, applets
 
 
-def build(out: Path, extra: Iterable[str] = (), arch: str = "x86_64") -> None:
+def build(out: Path, extra: Iterable[str], arch: str) -> None:
     """Write the archive to out. extra: more files of the checkout, by their path in it, and programs of the host, by
     their absolute path."""
     if not (ROOT / qemu(arch)).exists():
         raise BuildError(f"no {qemu(arch)}: run make ARCH={arch} first")
     busybox, applets = _busybox(arch)
 
-    files = [(f"lab/{name}", p) for name, p in _programs(arch) if p.is_file()]
+    files = [(f"lab/{p.relative_to(ROOT)}", p) for p in _programs(arch) if p.is_file()]
     files += [(e if os.path.isabs(e) else f"lab/{e}", ROOT / e) for e in extra]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    (BUILD / "lab").mkdir(exist_ok=True)
-    archive = Archive()
-    for d in ("dev", "etc", "proc", "sys", "tmp", "root", "lab", "var/tmp"):
-        archive.directory(d)
-    archive.console()
-    archive.file("init", LAB / "init")
+    archive = Archive(LAB / "init", "dev", "etc", "proc", "sys", "tmp", "root", "lab", "var/tmp")
     archive.link("bin/agent", f"/lab/build/{below('tests', arch)}/agent")
     archive.file("bin/busybox", busybox)
     for applet in applets:
         archive.link(f"bin/{applet}", "busybox")
     archive.link("sbin", "bin")
     archive.link("usr/bin", "../bin")
-    dirs = firmware_dirs(arch)
+    config = (BUILD / below("fork", arch) / "config-host.h").read_text()
+    dirs = re.findall('"(.*?)"', search("^#define CONFIG_QEMU_FIRMWAREPATH (.*)", config)[1])
     for name in FIRMWARE[arch]:
         rom = next((p for d in dirs if (p := Path(d, name)).exists()), None)
         if not rom:
@@ -218,7 +189,8 @@ def build(out: Path, extra: Iterable[str] = (), arch: str = "x86_64") -> None:
     with open(BUILD / "lab" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name, path in files:
-            elf = _is_elf(path)
+            with open(path, "rb") as f:
+                elf = f.read(4) == b"\x7fELF"
             for lib, file in libraries(path, arch).items() if elf else ():
                 archive.file(lib, stripped(file, arch))
             archive.file(name, stripped(path, arch) if elf else path)

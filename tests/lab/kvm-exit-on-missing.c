@@ -12,7 +12,6 @@
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,10 +37,8 @@
 #define FAULT_EXEC 4
 #define FAULT_USERFAULT 16
 #define PAGE 4096ul
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
+/* It begins as struct kvm_userspace_memory_region. */
 struct region2 {
     uint32_t slot, flags;
     uint64_t gpa, size, hva, gmem_offset;
@@ -94,48 +91,33 @@ static const uint32_t end_code[] = { 0xb9000041 };
 static int kvm, vm, vcpu, uffd;
 static struct kvm_run *run;
 static uint8_t *test_mem;
+static bool by_bitmap;          /* --userfault */
 static int tests, failures;
 
-static void __attribute__((noreturn, format(printf, 1, 2))) bail(const char *format, ...)
-{
-    va_list ap;
+#define bail(format, ...) do { \
+    printf("Bail out! " format ": %s\n", ##__VA_ARGS__, strerror(errno)); \
+    exit(1); \
+} while (0)
 
-    printf("Bail out! ");
-    va_start(ap, format);
-    vprintf(format, ap);
-    va_end(ap);
-    printf(": %s\n", strerror(errno));
-    exit(1);
-}
-
-static void __attribute__((format(printf, 2, 3))) ok(bool good, const char *format, ...)
-{
-    va_list ap;
-
-    printf("%sok %d - ", good ? "" : "not ", ++tests);
-    va_start(ap, format);
-    vprintf(format, ap);
-    va_end(ap);
-    printf("\n");
-    failures += !good;
-}
+#define ok(good, format, ...) do { \
+    bool good_ = (good); \
+    printf("%sok %d - " format "\n", good_ ? "" : "not ", ++tests, ##__VA_ARGS__); \
+    failures += !good_; \
+} while (0)
 
 /* 0 or the error number. */
-static int set_userfault_slot(unsigned slot, uint32_t flags, uint64_t gpa, size_t size, void *hva, const void *bitmap)
-{
-    struct region2 r2 = { slot, flags, gpa, size, (uintptr_t)hva, .userfault_bitmap = (uintptr_t)bitmap };
-
-    return ioctl(vm, SET_REGION2, &r2) ? errno : 0;
-}
-
 static int set_slot(unsigned slot, uint32_t flags, uint64_t gpa, size_t size, void *hva, bool v2)
 {
-    struct kvm_userspace_memory_region r1 = { slot, flags, gpa, size, (uintptr_t)hva };
+    struct region2 region = { slot, flags, gpa, size, (uintptr_t)hva };
 
-    if (v2) {
-        return set_userfault_slot(slot, flags, gpa, size, hva, NULL);
-    }
-    return ioctl(vm, KVM_SET_USER_MEMORY_REGION, &r1) ? errno : 0;
+    return ioctl(vm, v2 ? SET_REGION2 : KVM_SET_USER_MEMORY_REGION, &region) ? errno : 0;
+}
+
+static int set_userfault_slot(unsigned slot, uint32_t flags, uint64_t gpa, size_t size, void *hva, const void *bitmap)
+{
+    struct region2 region = { slot, flags, gpa, size, (uintptr_t)hva, .userfault_bitmap = (uintptr_t)bitmap };
+
+    return ioctl(vm, SET_REGION2, &region) ? errno : 0;
 }
 
 static void *map(size_t size)
@@ -160,15 +142,13 @@ static void init_vcpu(void)
     struct kvm_segment *segs[] = { &sregs.ds, &sregs.es, &sregs.fs, &sregs.gs, &sregs.ss, &sregs.cs };
     for (unsigned i = 0; i < 6; i++) {
         segs[i]->base = 0;
-        segs[i]->selector = 0;
+        segs[i]->selector = 16;
         segs[i]->limit = 0xffffffff;
         segs[i]->g = 1;
     }
     sregs.cr0 |= 1; /* protected mode, no paging; 16-bit code */
     sregs.cs.selector = 8;
     sregs.cs.type = 11;
-    sregs.ds.selector = sregs.es.selector = sregs.ss.selector = 16;
-    sregs.fs.selector = sregs.gs.selector = 16;
     if (ioctl(vcpu, KVM_SET_SREGS, &sregs) < 0) {
         bail("KVM_SET_SREGS");
     }
@@ -246,11 +226,6 @@ static int enter(void)
     return ioctl(vcpu, KVM_RUN, 0) ? errno : 0;
 }
 
-static const struct memory_fault *fault(void)
-{
-    return (const void *)&run->mmio; /* where the union of exits starts */
-}
-
 /* Entered once more, the guest tells its end, with this byte or, if it is -1, with any. */
 static bool goes_on(int value)
 {
@@ -261,9 +236,9 @@ static bool goes_on(int value)
 static bool misses(uint64_t gpa, uint64_t flags)
 {
     int error = enter();
-    const struct memory_fault *f = fault();
+    const struct memory_fault *f = (const void *)&run->mmio; /* where the union of exits starts */
     bool good = error == EFAULT && run->exit_reason == EXIT_MEMORY_FAULT &&
-        f->gpa == gpa && f->size == PAGE && f->flags == flags;
+        f->gpa == gpa && f->size == PAGE && f->flags == (by_bitmap ? flags | FAULT_USERFAULT : flags);
 
     if (!good) {
         printf("# errno %d, exit %u, gpa %#lx, size %#lx, flags %#lx\n", error, run->exit_reason,
@@ -346,12 +321,13 @@ static void *enter_thread(void *error)
 }
 
 /* A guest access that must sleep in userfaultfd until the page is copied. */
-static void by_uffd(uint64_t gpa, uint8_t *hva, const char *when)
+static void by_uffd(unsigned page, const char *when)
 {
+    uint8_t *hva = test_mem + page * PAGE;
     pthread_t thread;
     int error;
 
-    start_at(READ, gpa);
+    start_at(READ, TEST_GPA + page * PAGE);
     pthread_create(&thread, NULL, enter_thread, &error);
     uint64_t told = uffd_event(10000);
     copy_page(hva, 0x33, 0);
@@ -395,9 +371,10 @@ static void test_ioctls(bool hidden)
        "KVM_ENABLE_CAP gives EINVAL");
 }
 
-static void set_test_slot(uint32_t flags, const char *how)
+static void set_test_slot(uint32_t flags, const uint64_t *bitmap, const char *how)
 {
-    errno = set_slot(1, flags, TEST_GPA, TEST_SIZE, test_mem, false);
+    errno = by_bitmap ? set_userfault_slot(1, flags, TEST_GPA, TEST_SIZE, test_mem, bitmap)
+                      : set_slot(1, flags, TEST_GPA, TEST_SIZE, test_mem, false);
     if (errno) {
         bail("%s", how);
     }
@@ -413,25 +390,51 @@ static const struct {
     { "exec", EXEC, FAULT_EXEC },
 };
 
-static void test_exits(void)
+/* The first pages, each accessed in another way. Returns their number. */
+static unsigned test_kinds(uint64_t *bitmap)
 {
-    unsigned page = 0;
-
-    set_test_slot(MEM_EXIT_ON_MISSING, "a slot with the flag");
-    for (unsigned i = 0; i < 3; i++, page++) {
-        uint8_t *hva = test_mem + page * PAGE;
-        uint64_t gpa = TEST_GPA + page * PAGE;
+    set_test_slot(MEM_EXIT_ON_MISSING, bitmap, "a slot with the flag");
+    for (unsigned i = 0; i < 3; i++) {
+        uint8_t *hva = test_mem + i * PAGE;
+        uint64_t gpa = TEST_GPA + i * PAGE;
 
         start_at(kinds[i].what, gpa + (i < 2 ? 0x123 : 0));
         ok(misses(gpa, kinds[i].flags), "%s of a missing page exits", kinds[i].name);
         ok(misses(gpa, kinds[i].flags), "%s exits again while the page is missing", kinds[i].name);
         ok(uffd_event(0) == 0, "%s does not reach userfaultfd", kinds[i].name);
         ok(copy_end(hva) == 0, "the page is copied");
+        if (bitmap) {
+            ok(misses(gpa, kinds[i].flags), "%s exits while the bit is set, though the page is there", kinds[i].name);
+            __atomic_and_fetch(bitmap, ~(1ull << i), __ATOMIC_RELEASE);
+        }
         ok(goes_on(i ? -1 : 0xf4), "%s goes on", kinds[i].name);
         if (i == 1) {
             ok(hva[0x123] == 0x5a, "what the guest wrote is there");
         }
     }
+    return 3;
+}
+
+/* The page is missing. */
+static void test_dirty_logging(unsigned page, uint64_t *bitmap)
+{
+    uint64_t dirty = 0;
+    struct kvm_dirty_log log = { .slot = 1, .dirty_bitmap = &dirty };
+
+    set_test_slot(MEM_EXIT_ON_MISSING | KVM_MEM_LOG_DIRTY_PAGES, bitmap, "dirty logging on, flag kept");
+    start_at(WRITE, TEST_GPA + page * PAGE);
+    ok(misses(TEST_GPA + page * PAGE, FAULT_WRITE), "a write exits with dirty logging");
+    copy_page(test_mem + page * PAGE, 0x22, UFFDIO_COPY_MODE_DONTWAKE);
+    if (bitmap) {
+        *bitmap &= ~(1ull << page);
+    }
+    ok(goes_on(-1) && ioctl(vm, KVM_GET_DIRTY_LOG, &log) == 0 && dirty == 1ull << page,
+       "and the page is logged as dirty");
+}
+
+static void test_exits(void)
+{
+    unsigned page = test_kinds(NULL);
 
     /* Zero pages are mapped, but not writable. */
     uint8_t *hva = test_mem + page * PAGE;
@@ -454,26 +457,19 @@ static void test_exits(void)
     page++;
 
     /* Toggling, in both directions, with pages that the guest has mapped. */
-    set_test_slot(0, "clear the flag of a slot in use");
-    by_uffd(TEST_GPA + page * PAGE, test_mem + page * PAGE, "flag cleared");
+    set_test_slot(0, NULL, "clear the flag of a slot in use");
+    by_uffd(page, "flag cleared");
     page++;
-    set_test_slot(MEM_EXIT_ON_MISSING, "set the flag of a slot in use");
+    set_test_slot(MEM_EXIT_ON_MISSING, NULL, "set the flag of a slot in use");
     start_at(READ, TEST_GPA + page * PAGE);
     ok(misses(TEST_GPA + page * PAGE, FAULT_READ), "flag set again: exits");
     start_at(READ, TEST_GPA + 0x123);
     ok(goes_on(0xf4), "what was mapped before is mapped still");
-    set_test_slot(MEM_EXIT_ON_MISSING | KVM_MEM_LOG_DIRTY_PAGES, "dirty logging on, flag kept");
-    start_at(WRITE, TEST_GPA + page * PAGE);
-    ok(misses(TEST_GPA + page * PAGE, FAULT_WRITE), "a write exits with dirty logging");
-    copy_page(test_mem + page * PAGE, 0x22, UFFDIO_COPY_MODE_DONTWAKE);
-    uint64_t bitmap = 0;
-    struct kvm_dirty_log log = { .slot = 1, .dirty_bitmap = &bitmap };
-    ok(goes_on(-1) && ioctl(vm, KVM_GET_DIRTY_LOG, &log) == 0 && bitmap == 1ull << page,
-       "and the page is logged as dirty");
-    set_test_slot(KVM_MEM_LOG_DIRTY_PAGES, "flag off, dirty logging kept");
+    test_dirty_logging(page, NULL);
+    set_test_slot(KVM_MEM_LOG_DIRTY_PAGES, NULL, "flag off, dirty logging kept");
     page++;
-    by_uffd(TEST_GPA + page * PAGE, test_mem + page * PAGE, "dirty logging without the flag");
-    set_test_slot(0, "both off");
+    by_uffd(page, "dirty logging without the flag");
+    set_test_slot(0, NULL, "both off");
 }
 
 /* A page of 2 MiB: the exit tells 4 KiB, and one copy serves all of it. */
@@ -527,24 +523,10 @@ static void test_userfault(void)
 {
     static uint64_t bitmap = ~0ull;     /* TEST_SIZE is 64 pages */
     const uint64_t there = TEST_GPA + 0x123;
-    unsigned page = 0;
-
-    ok(set_userfault_slot(1, MEM_USERFAULT, TEST_GPA, TEST_SIZE, test_mem, &bitmap) == 0, "a slot with a bitmap");
-    for (unsigned i = 0; i < 3; i++, page++) {
-        uint64_t gpa = TEST_GPA + page * PAGE;
-
-        start_at(kinds[i].what, gpa + (i < 2 ? 0x123 : 0));
-        ok(misses(gpa, kinds[i].flags | FAULT_USERFAULT), "%s of a page whose bit is set exits", kinds[i].name);
-        ok(uffd_event(0) == 0, "%s does not reach userfaultfd", kinds[i].name);
-        copy_end(test_mem + page * PAGE);
-        ok(misses(gpa, kinds[i].flags | FAULT_USERFAULT),
-           "%s exits while the bit is set, though the page is there", kinds[i].name);
-        __atomic_and_fetch(&bitmap, ~(1ull << page), __ATOMIC_RELEASE);
-        ok(goes_on(i ? -1 : 0xf4), "%s goes on when the bit is clear", kinds[i].name);
-    }
+    unsigned page = test_kinds(&bitmap);
 
     bitmap &= ~(1ull << page);
-    by_uffd(TEST_GPA + page * PAGE, test_mem + page * PAGE, "bit clear");
+    by_uffd(page, "bit clear");
     page++;
 
     struct uffdio_zeropage zero = {
@@ -559,35 +541,25 @@ static void test_userfault(void)
     bitmap |= 1;
     start_at(READ, there);
     ok(goes_on(0xf4), "a bit that is set later: the page is mapped still");
-    ok(set_userfault_slot(1, 0, TEST_GPA, TEST_SIZE, test_mem, NULL) == 0, "clear the flag of a slot in use");
+    set_test_slot(0, NULL, "clear the flag of a slot in use");
     start_at(READ, there);
     ok(goes_on(0xf4), "without the flag, bits do not matter");
-    ok(set_userfault_slot(1, MEM_USERFAULT, TEST_GPA, TEST_SIZE, test_mem, &bitmap) == 0,
-       "set the flag of a slot in use");
+    set_test_slot(MEM_USERFAULT, &bitmap, "set the flag of a slot in use");
     start_at(READ, there);
-    ok(misses(TEST_GPA, FAULT_READ | FAULT_USERFAULT), "what was mapped before exits: its bit is set");
+    ok(misses(TEST_GPA, FAULT_READ), "what was mapped before exits: its bit is set");
     bitmap &= ~1ull;
 
-    ok(set_userfault_slot(1, MEM_USERFAULT | KVM_MEM_LOG_DIRTY_PAGES, TEST_GPA, TEST_SIZE, test_mem, &bitmap) == 0,
-       "dirty logging on, flag kept");
-    start_at(WRITE, TEST_GPA + page * PAGE);
-    ok(misses(TEST_GPA + page * PAGE, FAULT_WRITE | FAULT_USERFAULT), "a write exits with dirty logging");
-    copy_page(test_mem + page * PAGE, 0x22, UFFDIO_COPY_MODE_DONTWAKE);
-    bitmap &= ~(1ull << page);
-    uint64_t dirty = 0;
-    struct kvm_dirty_log log = { .slot = 1, .dirty_bitmap = &dirty };
-    ok(goes_on(-1) && ioctl(vm, KVM_GET_DIRTY_LOG, &log) == 0 && dirty == 1ull << page,
-       "and the page is logged as dirty");
+    test_dirty_logging(page, &bitmap);
 
     void *gone = map(PAGE);
     ok(set_userfault_slot(1, MEM_USERFAULT | KVM_MEM_LOG_DIRTY_PAGES, TEST_GPA, TEST_SIZE, test_mem, gone) == EINVAL,
        "another bitmap while the flag stays: EINVAL");
-    ok(set_userfault_slot(1, 0, TEST_GPA, TEST_SIZE, test_mem, NULL) == 0, "the flag off");
-    ok(set_userfault_slot(1, MEM_USERFAULT, TEST_GPA, TEST_SIZE, test_mem, gone) == 0, "another bitmap");
+    set_test_slot(0, NULL, "the flag off");
+    set_test_slot(MEM_USERFAULT, gone, "another bitmap");
     munmap(gone, PAGE);
     start_at(READ, there);
     ok(enter() == EFAULT && run->exit_reason != EXIT_MEMORY_FAULT, "a bitmap that is gone: EFAULT without the exit");
-    ok(set_userfault_slot(1, 0, TEST_GPA, TEST_SIZE, test_mem, NULL) == 0, "the flag off");
+    set_test_slot(0, NULL, "the flag off");
 }
 
 /* Bits of a huge page count one by one. */
@@ -606,7 +578,7 @@ static void test_userfault_huge(void)
     start_at(READ, HUGE_GPA);
     ok(goes_on(0x44), "page 0 of 2 MiB, whose bit is clear, is mapped");
     start_at(READ, HUGE_GPA + PAGE);
-    ok(misses(HUGE_GPA + PAGE, FAULT_READ | FAULT_USERFAULT), "page 1 of them exits");
+    ok(misses(HUGE_GPA + PAGE, FAULT_READ), "page 1 of them exits");
     start_at(READ, HUGE_GPA + 2 * PAGE);
     ok(goes_on(0x44), "page 2 of them is mapped");
     ok(set_userfault_slot(2, MEM_USERFAULT | KVM_MEM_LOG_DIRTY_PAGES, HUGE_GPA, HUGE, huge, bitmap) == 0 &&
@@ -614,14 +586,14 @@ static void test_userfault_huge(void)
     start_at(READ, HUGE_GPA);
     ok(goes_on(0x44), "page 0 is mapped");
     start_at(READ, HUGE_GPA + PAGE);
-    ok(misses(HUGE_GPA + PAGE, FAULT_READ | FAULT_USERFAULT), "page 1 exits as before");
+    ok(misses(HUGE_GPA + PAGE, FAULT_READ), "page 1 exits as before");
 }
 
 int main(int argc, char **argv)
 {
     bool hidden = argc == 2 && !strcmp(argv[1], "--hidden");
-    bool by_bitmap = argc == 2 && !strcmp(argv[1], "--userfault");
 
+    by_bitmap = argc == 2 && !strcmp(argv[1], "--userfault");
     setvbuf(stdout, NULL, _IOLBF, 0);
     alarm(120); /* nothing here may sleep for good */
     kvm = open("/dev/kvm", O_RDWR | O_CLOEXEC);
@@ -648,8 +620,8 @@ int main(int argc, char **argv)
         test_userfault();
         test_userfault_huge();
     } else if (hidden) {
-        set_test_slot(0, "a slot");
-        by_uffd(TEST_GPA, test_mem, "no flag");
+        set_test_slot(0, NULL, "a slot");
+        by_uffd(0, "no flag");
     } else {
         test_exits();
         test_huge();

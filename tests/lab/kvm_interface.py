@@ -4,16 +4,12 @@ one of them. INTERFACE=userfault in the environment chooses the other one."""
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any
 
 # Parameters of the module kvm
 EXIT_ON_MISSING = "exit_on_missing"
 USERFAULT = "userfault"
 ALL = (EXIT_ON_MISSING, USERFAULT)
-
-
-class Runs(Protocol):
-    def run(self, cmd: str, *, check: bool = False) -> object: ...
 
 
 def chosen() -> str:
@@ -23,19 +19,14 @@ def chosen() -> str:
     return name
 
 
-def boot_words(offered: str) -> list[str]:
-    """Words for Linux's command line."""
-    return [f"kvm.{name}=0" for name in ALL if name != offered]
-
-
-def offer(lab: Runs, *names: str) -> None:
+def offer(lab: Any, *names: str) -> None:
     """Offer only these interfaces to new virtual machines in L1."""
     lab.run("cd /sys/module/kvm/parameters && " +
             " && ".join(f"echo {'Y' if name in names else 'N'} >{name}" for name in ALL), check=True)
 
 
 @contextlib.contextmanager
-def offered(lab: Runs, *names: str) -> Iterator[None]:
+def offered(lab: Any, *names: str) -> Iterator[None]:
     """Like offer(), until the end of the block; then offer the chosen interface again."""
     before = chosen()
     offer(lab, *names)

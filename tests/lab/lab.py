@@ -4,12 +4,10 @@
     with Lab() as lab:
         print(lab.run("dmesg | tail -n 3").output)
 
-L1 is run by QEMU's TCG, so it needs no feature of the host. In L1 /dev/kvm is real KVM, and
-the checkout's programs are below /lab, the working directory of all commands:
-build/fork/qemu-system-x86_64, build/fork/tests/qtest/migration-test, ... or, with
-arch="aarch64", build/fork-aarch64/qemu-system-aarch64, ... See docs/devel/testing.md.
+The checkout's programs are below /lab, the working directory of all commands:
+build/fork/qemu-system-x86_64, ... See docs/devel/testing.md.
 """
-import ctypes
+import contextlib
 import fcntl
 import functools
 import itertools
@@ -17,24 +15,24 @@ import json
 import os
 import re
 import shlex
-import signal
 import socket
 import struct
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self
 
 from tests.lab import initramfs, kvm_interface
 from tests.lab.paths import BUILD, FORK, LAB, PATIENCE, qemu
+from tests.lab.text import search
 
 AGENT_PORT = 1
 READY = "lab: ready"
-TIMEOUT_S = 60 * PATIENCE      # for a command in L1
+TIMEOUT_S = 60 * PATIENCE      # for a command
 
 
 @dataclass
@@ -79,16 +77,11 @@ COMPLAINTS = re.compile(r"WARNING:|BUG:|Oops|Call Trace|Kernel panic|general pro
 def tsc_khz() -> int:
     """L1's TSC is the host's. On a busy host, L1's Linux measures its frequency with an error of
     hundreds of ppm, and if it corrects that later, KVM refuses to run guests at the old one."""
-    program = initramfs.programs()["tsc-khz"]
-    return int(subprocess.run([program], stdout=subprocess.PIPE, check=True, text=True).stdout)
+    return int(initramfs.tool(initramfs.programs()["tsc-khz"]))
 
 
 class LabError(Exception):
-    """L1 did not boot or is gone."""
-
-
-class KernelComplaint(LabError):
-    """L1's kernel wrote a warning or worse."""
+    """L1 did not boot, or is gone, or its kernel wrote a warning or worse."""
 
 
 @dataclass
@@ -103,67 +96,49 @@ class CommandFailed(Exception):
         self.result = result
 
 
-class CommandTimeout(CommandFailed):
-    pass
+class Running(ABC):
+    """A command of a place. It may be left running, waited for, or killed."""
 
-
-class Output:
-    """The output of a command so far: one thread appends to _data, any thread may read."""
-
-    _data: bytearray
+    cmd: str
 
     @property
+    @abstractmethod
     def raw(self) -> bytes:
-        return bytes(self._data)
+        """The output so far, which any thread may read."""
 
     @property
     def output(self) -> str:
         return self.raw.decode(errors="replace")
 
-
-class Running(Protocol):
-    """A command of a Place."""
-
-    cmd: str
-
     @property
-    def output(self) -> str: ...
-    @property
+    @abstractmethod
     def running(self) -> bool: ...
+
+    @abstractmethod
     def kill(self) -> None: ...
-    def wait(self, timeout: float = TIMEOUT_S) -> Result: ...
+
+    @abstractmethod
+    def _status(self, timeout: float) -> int | None:
+        """Wait for the command; returns Result.rc, or raises TimeoutExpired."""
+
+    def wait(self, timeout: float = TIMEOUT_S, check: bool = False) -> Result:
+        """Wait for the command. CommandFailed if it takes longer, with the output so far; with check, also if its exit
+        status is not 0."""
+        try:
+            result = Result(self._status(timeout), self.output)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise CommandFailed(f"no end after {timeout} s: {self.cmd}", Result(None, self.output)) from None
+        except KeyboardInterrupt:
+            self.kill()
+            raise
+        if check and result.rc:
+            raise CommandFailed(f"exit status {result.rc}: {self.cmd}", result)
+        return result
 
 
-class Place(Protocol):
-    """A place for QEMUs: a Lab, or this machine (host.py)."""
-
-    name: str
-    arch: str
-    qemu_words: tuple[str, ...]
-    address: str    # of servers to which host_port() leads
-    host: str       # of the driver's own servers
-    tmp: str
-    exit_on_missing: bool
-    wait_us: int
-
-    @property
-    def serial_log(self) -> Path: ...
-    def job(self, cmd: str) -> Running: ...
-    def run(self, cmd: str, timeout: float = TIMEOUT_S, *, check: bool = False) -> Result: ...
-    def read_file(self, path: str) -> bytes: ...
-    def qemu(self, name: str) -> str: ...
-    def huge_pages(self, wanted: bool) -> tuple[str, ...]: ...
-    def port(self, number: int) -> int: ...
-    def host_port(self, port: int) -> int: ...
-
-
-OnOutput = Callable[[bytes], None]
-
-
-class Job(Output):
-    """A command that runs in L1. It may be left running, waited for, or killed."""
-
-    def __init__(self, lab: "Lab", cmd: str, stdin: bytes, on_output: OnOutput | None) -> None:
+class Job(Running):
+    def __init__(self, lab: "Lab", cmd: str, stdin: bytes, on_output: Callable[[bytes], None] | None) -> None:
         self.lab = lab
         self.cmd = cmd
         self._on_output = on_output
@@ -176,30 +151,23 @@ class Job(Output):
         self._sock.sendall(struct.pack(">I", len(data)) + data + struct.pack(">I", len(stdin)) + stdin)
         threading.Thread(target=self._receive, daemon=True).start()
 
-    def _exactly(self, n: int) -> bytes:
-        data = b""
-        while len(data) < n:
-            part = self._sock.recv(min(n - len(data), 1 << 20))
-            if not part:
-                raise EOFError
-            data += part
-        return data
-
     def _receive(self) -> None:
-        try:
-            while True:
-                kind, length = struct.unpack(">cI", self._exactly(5))
-                data = self._exactly(length)
+        # The data end early if the job is killed, or L1 is gone: wait() reports it.
+        with contextlib.suppress(OSError), self._sock, self._sock.makefile("rb") as stream:
+            while len(head := stream.read(5)) == 5:
+                kind, length = struct.unpack(">cI", head)
+                data = stream.read(length)
                 if kind == b"X":
-                    self._rc = int(data)
+                    self._rc = int(data) if len(data) == length else None
                     break
                 self._data += data
                 if self._on_output:
                     self._on_output(data)
-        except (OSError, EOFError):
-            pass  # killed, or L1 is gone: wait() reports it
-        self._sock.close()
         self._done.set()
+
+    @property
+    def raw(self) -> bytes:
+        return bytes(self._data)
 
     @property
     def running(self) -> bool:
@@ -208,30 +176,20 @@ class Job(Output):
     def kill(self) -> None:
         """Kill the command's session, and wait for its end; processes that have left it stay."""
         self._killed = True
-        try:
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
             if not self._done.wait(10):  # L1 hangs
                 self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._done.wait()
 
-    def wait(self, timeout: float = TIMEOUT_S) -> Result:
-        try:
-            end = time.monotonic() + timeout
-            while not self._done.wait(max(0, min(1, end - time.monotonic()))):
-                if not self.lab.alive:
-                    break
-                if time.monotonic() >= end:
-                    self.kill()
-                    raise CommandTimeout(f"no end after {timeout} s: {self.cmd}",
-                                         Result(None, self.output))
-        except KeyboardInterrupt:
-            self.kill()
-            raise
+    def _status(self, timeout: float) -> int | None:
+        end = time.monotonic() + timeout
+        while not self._done.wait(max(0, min(1, end - time.monotonic()))) and self.lab.alive:
+            if time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(self.cmd, timeout)
         if self._rc is None and not self._killed:
             self.lab.died(f"while it ran: {self.cmd}")
-        return Result(self._rc, self.output)
+        return self._rc
 
 
 # The labs of this process
@@ -243,17 +201,16 @@ class Lab:
 
     name: the serial log is build/lab/NAME/serial.log. hugepages: of 2 MiB, mounted at
     /dev/hugepages. extra: more files of the checkout below /lab, and programs of the
-    host. append: words for Linux's command line. allow: a regular expression of kernel warnings
-    to accept. shared: a file of the host that is a PCI device's memory in all labs that have it.
-    cpu: of L1's QEMU, if not as in MACHINES; only "max" lets x86's KVM scale TSCs.
+    host. append: words for Linux's command line. shared: a file of the host that is a PCI device's memory
+    in all labs that have it. cpu: of L1's QEMU, if not as in MACHINES; only "max" lets x86's KVM scale TSCs.
     icount: L1's time is the number of instructions that its processors have executed, 10^9 a second together,
     so that no figure depends on the host's speed; while all sleep, it is the host's time.
     """
 
     # Words for QEMUs in L1
     qemu_words: tuple[str, ...] = ("-accel", "kvm", "-cpu", "max")
-    address = "0.0.0.0"
-    host = "10.0.2.2"
+    address = "0.0.0.0"     # of servers to which host_port() leads
+    host = "10.0.2.2"       # of the driver's own servers
     tmp = "/tmp"
     exit_on_missing = True      # L1's KVM has it
     # A faster touch has not waited for another process; on huge pages that KVM has
@@ -261,16 +218,15 @@ class Lab:
     wait_us = 100
 
     def __init__(self, name: str = "lab", cpus: int = 2, memory_mb: int = 2048, hugepages: int = 0,
-                 extra: Iterable[str] = (), append: str = "", allow: str | None = None, shell: bool = False,
-                 boot_timeout: float = 120, shared: Path | None = None, cpu: str | None = None,
-                 arch: str = "x86_64", icount: bool = False) -> None:
+                 extra: Iterable[str] = (), append: str = "", shell: bool = False, boot_timeout: float = 120,
+                 shared: Path | None = None, cpu: str | None = None, arch: str = "x86_64",
+                 icount: bool = False) -> None:
         self.name = name
         self.cpus = cpus
         self.memory_mb = memory_mb
         self.hugepages = hugepages
         self.extra = list(extra)
         self.append = append
-        self.allow = re.compile(allow) if allow else None
         self.shell = shell
         self.boot_timeout = 5 * boot_timeout if icount else boot_timeout
         self.shared = shared
@@ -294,10 +250,9 @@ class Lab:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.kill()
-        if kind is None:
+        if not error:
             self.check_kernel()
 
     def _take_dir(self) -> Path:
@@ -328,7 +283,7 @@ class Lab:
 
         # panic=-1 makes the machine exit.
         append = [*self.machine.linux, "panic=-1", f"hugepages={self.hugepages}",
-                  *kvm_interface.boot_words(kvm_interface.chosen())]
+                  *(f"kvm.{name}=0" for name in kvm_interface.ALL if name != kvm_interface.chosen())]
         if self.icount:
             append += [HIGHRES]     # Timers only cost instructions.
         if self.arch == "x86_64":
@@ -340,7 +295,8 @@ class Lab:
             serial = f"stdio,signal=off,logfile={self.serial_log}"
         ours, theirs = socket.socketpair()
         argv: list[str | Path] = [
-            self.machine.qemu,
+            # L1 dies with this process.
+            *("setpriv", "--pdeathsig", "KILL"), self.machine.qemu,
             *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
             *("-name", "lab", "-machine", self.machine.machine),
             *(("-accel", "tcg", "-icount", "shift=0") if self.icount else ("-accel", "tcg,thread=multi")),
@@ -355,22 +311,16 @@ class Lab:
         if self.shared:
             argv += ["-object", f"memory-backend-file,id=shared,share=on,size=1M,mem-path={self.shared}",
                      "-device", "ivshmem-plain,memdev=shared"]
-        libc = ctypes.CDLL(None)
         with theirs, open(self.dir / "qemu.log", "wb") as log:
-            self.process = subprocess.Popen(
-                argv, pass_fds=[theirs.fileno()], stderr=log,
-                stdin=None if self.shell else subprocess.DEVNULL,
-                # L1 dies with this process.
-                preexec_fn=lambda: libc.prctl(1, signal.SIGKILL))
+            self.process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stderr=log,
+                                            stdin=None if self.shell else subprocess.DEVNULL)
         RUNNING.add(self)
         self._qmp_sock = ours
         self._qmp_file = ours.makefile("r")
         try:
-            self._qmp_file.readline()
             self._qmp("qmp_capabilities")
         except (OSError, LabError):
             self.process.kill()
-            self.process.wait()
             self.died("at once")
         if self.shell:
             return  # the user sees it
@@ -379,7 +329,9 @@ class Lab:
             if not self.alive:
                 self.died("while it booted")
             if time.monotonic() > end:
-                raise LabError(f"L1 did not boot in {self.boot_timeout} s; {self._where()}; {self._tail()}")
+                # What the processors execute, for System.map
+                where = re.findall(r"^(CPU#\d+|RIP=\S+|.*\bPC=\w+|.*HLT=\d)", self._hmp("info registers -a"), re.M)
+                raise LabError(f"L1 did not boot in {self.boot_timeout} s; {', '.join(where)}; {self._tail()}")
             time.sleep(0.05)
         archive.unlink()
 
@@ -398,34 +350,21 @@ class Lab:
             self._dir_lock.close()
             self.dir = None
 
-    def wait(self) -> None:
-        """Wait until L1 has ended by itself."""
-        assert self.process
-        self.process.wait()
-
     # Commands
 
-    def job(self, cmd: str, stdin: bytes = b"", on_output: OnOutput | None = None) -> Job:
+    def job(self, cmd: str, stdin: bytes = b"", on_output: Callable[[bytes], None] | None = None) -> Job:
         """Start a command of /bin/sh in /lab; the job ends when the shell exits."""
         return Job(self, cmd, stdin, on_output)
 
-    def run(self, cmd: str, timeout: float = TIMEOUT_S, stdin: bytes = b"", on_output: OnOutput | None = None,
-            check: bool = False) -> Result:
-        """Run a command to its end. CommandTimeout, with the output so far, if it takes longer;
-        with check, CommandFailed if its exit status is not 0."""
-        result = self.job(cmd, stdin, on_output).wait(timeout)
-        if check and result.rc:
-            raise CommandFailed(f"exit status {result.rc}: {cmd}", result)
-        return result
+    def run(self, cmd: str, timeout: float = TIMEOUT_S, stdin: bytes = b"", check: bool = False) -> Result:
+        return self.job(cmd, stdin).wait(timeout, check)
 
     def qemu(self, name: str) -> str:
         return qemu(self.arch, name)
 
     def read_file(self, path: str) -> bytes:
         job = self.job(f"cat {shlex.quote(path)}")
-        result = job.wait()
-        if result.rc:
-            raise CommandFailed(f"cannot read {path} in L1", result)
+        job.wait(check=True)
         return job.raw
 
     def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
@@ -435,8 +374,7 @@ class Lab:
     def huge_pages(self, wanted: bool) -> tuple[str, ...]:
         """Let anonymous memory have transparent huge pages, or not; returns words to put before a command, here
         none."""
-        self.run(f"echo {'always' if wanted else 'never'} >/sys/kernel/mm/transparent_hugepage/enabled",
-                 check=True)
+        self.run(f"echo {'always' if wanted else 'never'} >/sys/kernel/mm/transparent_hugepage/enabled", check=True)
         return ()
 
     # Ports
@@ -452,10 +390,8 @@ class Lab:
             if port not in self._ports:
                 self._hmp(f"hostfwd_add net tcp:127.0.0.1:0-:{port}")
                 # Protocol[State] fd source-address source-port dest-address dest-port
-                for line in self._hmp("info usernet").splitlines():
-                    w = line.split()
-                    if w and w[0] == "TCP[HOST_FORWARD]" and w[5] == str(port):
-                        self._ports[port] = int(w[3])
+                found = search(rf"TCP\[HOST_FORWARD\] +\S+ +\S+ +(\d+) +\S+ +{port}\b", self._hmp("info usernet"))
+                self._ports[port] = int(found[1])
             return self._ports[port]
 
     def _hmp(self, line: str) -> str:
@@ -476,15 +412,7 @@ class Lab:
     # Trouble
 
     def log(self) -> str:
-        try:
-            return self.serial_log.read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
-
-    def _where(self) -> str:
-        """What L1's processors execute, for System.map."""
-        registers = self._qmp("human-monitor-command", {"command-line": "info registers -a"})
-        return ", ".join(re.findall(r"^(CPU#\d+|RIP=\S+|.*\bPC=\w+|.*HLT=\d)", registers, re.M))
+        return self.serial_log.read_text(errors="replace") if self.serial_log.exists() else ""
 
     def _tail(self) -> str:
         lines = self.log().splitlines()[-40:]
@@ -496,9 +424,9 @@ class Lab:
         raise LabError(f"L1 died {when}\nQEMU ended with {self.process.wait()} and said: {said}\n{self._tail()}")
 
     def check_kernel(self) -> None:
-        """Raise KernelComplaint if L1's kernel has complained since the last call."""
+        """Raise LabError if L1's kernel has complained since the last call."""
         lines = self.log().splitlines()
         new, self._checked = lines[self._checked:], len(lines)
         for line in new:
-            if COMPLAINTS.search(line) and not (self.allow and self.allow.search(line)):
-                raise KernelComplaint(f"L1's kernel says: {line}\n{self._tail()}")
+            if COMPLAINTS.search(line):
+                raise LabError(f"L1's kernel says: {line}\n{self._tail()}")

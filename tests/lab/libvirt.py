@@ -2,22 +2,17 @@
 """Hosts with an unmodified libvirt of a Debian release, in the lab: each has file systems, a name and a
 network of its own, and they reach each other. The fork is the emulator of their domains.
 The lab must have network.programs().
-
-    with Hosts(lab, "bookworm", "libvirt-try") as hosts:
-        hosts.source.define(xml)
-        hosts.source.virsh("start guest")
 """
 import json
 import shlex
 import subprocess
-from types import TracebackType
 from typing import Any, Self
 
 from tests.lab import initramfs, linux_guest
 from tests.lab.lab import Job, Lab, Result
 from tests.lab.network import programs
 from tests.lab.pair import FORK, until
-from tests.lab.paths import REPORTS, ROOT, qemu
+from tests.lab.paths import ROOT, qemu
 from tests.lab.text import search
 
 # Directories in the lab. A release's root has the lab's root below it, too.
@@ -44,15 +39,15 @@ CPUS = {
 }
 
 
-def domain(cpu: str = "host-passthrough", memory_mb: int = 160, cpus: int = 2, **parameters: int) -> str:
+def domain(cpu: str = "host-passthrough", **parameters: int) -> str:
     """The Linux guest, which has no support for migration. cpu: of CPUS."""
     kernel, initrd = linux_guest.files()
     words = " ".join(linux_guest.WORDS["x86_64"] + [f"guest.{k}={v}" for k, v in parameters.items()])
     model, more = CPUS[cpu]
     return f"""<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>guest</name>
-  <memory unit='MiB'>{memory_mb}</memory>
-  <vcpu>{cpus}</vcpu>
+  <memory unit='MiB'>160</memory>
+  <vcpu>2</vcpu>
   <os>
     <type arch='x86_64' machine='pc-i440fx-10.0'>hvm</type>
     <kernel>{LAB}/lab/{kernel}</kernel>
@@ -93,12 +88,10 @@ exec chroot {LIBVIRT} /usr/sbin/libvirtd
 
 
 class Host:
-    """A libvirtd. transcript: commands, and their output; user: of its QEMUs; settings: more
-    lines of its qemu.conf."""
+    """A libvirtd. user: of its QEMUs; settings: more lines of its qemu.conf."""
 
-    def __init__(self, lab: Lab, name: str, transcript: list[str], user: str = "root", settings: str = "") -> None:
+    def __init__(self, lab: Lab, name: str, user: str, settings: str) -> None:
         self.lab = lab
-        self.transcript = transcript
         self.name = name
         self.directory = f"/tmp/libvirt-{name}"
         self.uri = f"qemu+unix:///system?socket={LAB}{self.directory}/libvirt-sock"
@@ -123,11 +116,7 @@ stdio_handler = "file"
                            f"unshare -m -u sh {self.directory}/start {name} {self.directory}")
 
     def wait(self) -> None:
-        """Wait until libvirtd answers."""
         until(lambda: not self.job.running or not self.virsh_job("uri").wait().rc, f"libvirtd of the {self.name}")
-        self.check()
-
-    def check(self) -> None:
         if not self.job.running:
             result = self.job.wait()
             raise AssertionError(f"libvirtd of the {self.name} has ended, status {result.rc}:\n{result.output}")
@@ -136,26 +125,16 @@ stdio_handler = "file"
         """A command line that runs a command on the host."""
         return f"nsenter -t $(cat {self.directory}/pid) -m -u -n chroot {LIBVIRT} {command}"
 
-    def run(self, command: str, timeout: float = 120, *, check: bool = True) -> Result:
-        return self.lab.run(self.command(command), timeout, check=check)
-
-    def _virsh(self, command: str) -> str:
-        return f"/usr/bin/virsh -c '{self.uri}' {command}"
+    def file(self, path: str) -> str:
+        return self.lab.run(self.command(f"{LAB}/bin/cat {path}")).output
 
     def virsh_job(self, command: str) -> Job:
-        return self.lab.job(self.command(self._virsh(command)))
+        return self.lab.job(self.command(f"/usr/bin/virsh -c '{self.uri}' {command}"))
 
-    def virsh(self, command: str, timeout: float = 120, *, check: bool = True) -> Result:
-        result = self.run(self._virsh(command), timeout, check=check)
-        self.told(command, result)
-        return result
-
-    def told(self, command: str, result: Result) -> None:
-        """Add a command to the transcript."""
-        self.transcript.append(f"{self.name}# virsh {command}\n{result.output.strip()}\n")
+    def virsh(self, command: str, *, check: bool = True) -> Result:
+        return self.virsh_job(command).wait(check=check)
 
     def qmp(self, command: str, **arguments: Any) -> Any:
-        """Send a command to the guest's QEMU."""
         line = json.dumps({"execute": command, "arguments": arguments})
         return json.loads(self.virsh(f"qemu-monitor-command guest {shlex.quote(line)}").output)["return"]
 
@@ -164,12 +143,7 @@ stdio_handler = "file"
         self.virsh(f"define {LAB}{self.directory}/guest.xml")
 
     def report(self) -> linux_guest.Report:
-        """The guest's report on this host."""
-        return linux_guest.Report(self.run(f"{LAB}/bin/cat {CONSOLE}", check=False).output)
-
-    def log(self) -> str:
-        """libvirt's log of the guest's QEMU."""
-        return self.run(f"{LAB}/bin/cat /var/log/libvirt/qemu/guest.log", check=False).output
+        return linux_guest.Report(self.file(CONSOLE))
 
     def end(self) -> None:
         self.lab.run(f"""ours=$(readlink /proc/$(cat {self.directory}/pid)/ns/mnt) && for p in /proc/[0-9]*; do
@@ -179,12 +153,10 @@ stdio_handler = "file"
 
 
 class Hosts:
-    """Both hosts, with a network between them. user: of the destination's QEMUs; settings: of both. The transcript
-    is written to build/reports/NAME.txt."""
+    """Both hosts, with a network between them. user: of the destination's QEMUs; settings: of both."""
 
-    def __init__(self, lab: Lab, release: str, name: str, user: str = "root", settings: str = "") -> None:
+    def __init__(self, lab: Lab, release: str, user: str = "root", settings: str = "") -> None:
         self.lab = lab
-        self.name = name
         self.release = release
         self.user = user
         self.settings = settings
@@ -205,10 +177,9 @@ class Hosts:
                 {ip} -n {name} link set {name} up
                 {ip} -n {name} link set lo up""", check=True)
         self.hosts: list[Host] = []
-        self.transcript: list[str] = []
         try:
             for name, user in zip(ADDRESS, ("root", self.user), strict=True):
-                self.hosts.append(Host(lab, name, self.transcript, user, self.settings))
+                self.hosts.append(Host(lab, name, user, self.settings))
             for host in self.hosts:
                 host.wait()
         except BaseException as e:
@@ -225,27 +196,22 @@ class Hosts:
         until(lambda: str(PORT) in self.lab.run(f"{ip} netns exec source netstat -tln").output, "the relay")
         return job
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error:
             for host in self.hosts:
-                error.add_note(f"libvirt's log of the {host.name}'s QEMU:\n{host.log()}")
+                log = host.file("/var/log/libvirt/qemu/guest.log")
+                error.add_note(f"libvirt's log of the {host.name}'s QEMU:\n{log}")
                 error.add_note(f"libvirtd of the {host.name}:\n{host.job.output}")
-        text = "\n".join(self.transcript)
         for host in self.hosts:
-            # As a user would write the address
-            text = text.replace(host.uri, f"qemu+ssh://{host.name}/system")
             host.end()
-        REPORTS.mkdir(parents=True, exist_ok=True)
-        (REPORTS / f"{self.name}.txt").write_text(text)
         self.lab.run("; ".join(f"{programs()[0]} netns del {name}" for name in ADDRESS))
 
 
 def put(lab: Lab, release: str) -> None:
     """Copy a release's libvirt to the lab."""
     if lab.run(f"test -e {LIBVIRT}/{release}").rc:
-        root = initramfs.tool(ROOT / "scripts" / "fetch", f"libvirt-{release}").strip()
-        tar = subprocess.run(["tar", "-C", root, "-cz", "."], stdout=subprocess.PIPE, check=True)
+        tar = subprocess.run(["tar", "-C", initramfs.fetched(f"libvirt-{release}"), "-cz", "."],
+                             stdout=subprocess.PIPE, check=True)
         lab.run(f"rm -rf {LIBVIRT}; mkdir -p {LIBVIRT}/usr/local/bin && tar -xz -C {LIBVIRT} && "
                 f"touch {LIBVIRT}/{release}",
                 timeout=300, stdin=tar.stdout, check=True)

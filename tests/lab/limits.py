@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The end of a test that hangs, for tests/conftest.py: where the threads of its QEMUs sleep."""
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,8 @@ from types import FrameType
 
 import pytest
 
-from tests.lab.lab import RUNNING, CommandFailed, Lab, LabError, Place
+from tests.lab.host import Place
+from tests.lab.lab import RUNNING, CommandFailed, Lab, LabError
 from tests.lab.paths import PATIENCE
 
 SLOWER = PATIENCE / 3       # by a sanitizer
@@ -17,7 +19,7 @@ SLOWER = PATIENCE / 3       # by a sanitizer
 # no call waits for them any more; each time, the test fails once more.
 UNWIND_S = 60
 LOOK_S = 20
-PASSED = pytest.StashKey[bool]()
+PASSED = pytest.StashKey[bool]()        # the test has taken longer than it may
 LIMIT_S = pytest.StashKey[float]()
 
 
@@ -34,18 +36,14 @@ QEMUS = "$(grep -l ^qemu-system /proc/[0-9]*/comm | cut -d / -f 3)"
 
 
 def descendants(of: int) -> set[int]:
-    children: dict[int, list[int]] = {}
+    parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
-        except OSError:
-            continue    # The process has ended.
-    found: set[int] = set()
-    new = {of}
-    while new:
-        new = {child for parent in new for child in children.get(parent, ())} - found
+        with contextlib.suppress(OSError):      # The process has ended.
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found = {of}
+    while new := {child for child, parent in parents.items() if parent in found} - found:
         found |= new
-    return found
+    return found - {of}
 
 
 def where_they_stand() -> str:
@@ -66,16 +64,11 @@ def where_they_stand() -> str:
         thread.join(LOOK_S)
     text = [f"QEMUs in the first-level machine {lab.name}:\n{found.get(lab.name, 'it does not answer')}"
             for lab in RUNNING]
-    ours = descendants(os.getpid()) & {int(path.parent.name) for path in Path("/proc").glob("[0-9]*/comm")
-                                       if path.read_text().startswith("qemu-system")}
-    host = subprocess.run(SCRIPT.format(" ".join(map(str, sorted(ours)))), shell=True, text=True,
+    ours = [str(process) for process in sorted(descendants(os.getpid()))
+            if Path(f"/proc/{process}/comm").read_text().startswith("qemu-system")]
+    host = subprocess.run(SCRIPT.format(" ".join(ours)), shell=True, text=True,
                           stdout=subprocess.PIPE, timeout=LOOK_S).stdout.rstrip()
     return "\n".join([*text, f"QEMUs on the host:\n{host}"])
-
-
-def passed(item: pytest.Item) -> bool:
-    """Whether the test has taken longer than it may."""
-    return item.stash.get(PASSED, False)
 
 
 def begin(item: pytest.Item, seconds: float | None = None) -> None:
@@ -84,7 +77,7 @@ def begin(item: pytest.Item, seconds: float | None = None) -> None:
         item.stash[LIMIT_S] = seconds * SLOWER
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if passed(item):
+        if item.stash.get(PASSED, False):
             for lab in RUNNING:
                 assert lab.process
                 lab.process.kill()

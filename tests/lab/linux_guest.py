@@ -2,12 +2,6 @@
 """The Linux guest, with init.c as the only program: Debian's kernel for clouds, unchanged. On arm64, for which
 upstream Linux has no async page faults, the lab's own kernel.
 
-    linux_guest.build()                     # build/guest/linux.kernel, build/guest/linux.initrd
-    linux_guest.build("aarch64")            # the same in build/guest-aarch64
-    linux_guest.build_newer()               # a newer kernel, with a driver and phc2sys: NEWER
-    linux_guest.arguments(log, writers=1)   # QEMU's arguments, without accelerator and monitor
-    linux_guest.Report(text).lines          # init.c's reports: a dictionary per line
-
 The guest neither supports migration nor takes part in it.
 """
 import lzma
@@ -43,36 +37,25 @@ def files(arch: str = "x86_64") -> tuple[str, str]:
     return f"build/{below('guest', arch)}/linux.kernel", f"build/{below('guest', arch)}/linux.initrd"
 
 
-def _unpack(deb: Path, pattern: str) -> bytes:
-    """The file of a package whose path matches; a compressed module of the kernel is decompressed."""
-    tar = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE, check=True)
-    content = subprocess.run(["tar", "-xO", "--wildcards", pattern], input=tar.stdout, stdout=subprocess.PIPE,
-                             check=True).stdout
-    return lzma.decompress(content) if pattern.endswith(".xz") else content
-
-
 def _unpacked(deb: Path, patterns: dict[str, str]) -> None:
-    """Extracts files of a package, again if the package has changed."""
+    """Extracts files of a package, whose paths match, again if the package has changed; decompresses modules of the
+    kernel."""
     for name, pattern in patterns.items():
         file = ROOT / name
         stamp = file.with_suffix(".from")
-        if not file.exists() or not stamp.exists() or stamp.read_text() != deb.name:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(_unpack(deb, pattern))
-            stamp.write_text(deb.name)
-
-
-def _fetch(what: str) -> Path:
-    return Path(initramfs.tool(ROOT / "scripts" / "fetch", what).strip())
+        if file.exists() and stamp.exists() and stamp.read_text() == deb.name:
+            continue
+        tar = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE, check=True)
+        content = subprocess.run(["tar", "-xO", "--wildcards", pattern], input=tar.stdout, stdout=subprocess.PIPE,
+                                 check=True).stdout
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(lzma.decompress(content) if pattern.endswith(".xz") else content)
+        stamp.write_text(deb.name)
 
 
 def _archive(arch: str = "x86_64") -> initramfs.Archive:
-    archive = initramfs.Archive()
-    for d in ("dev", "proc", "sys"):
-        archive.directory(d)
-    archive.console()
-    archive.file("init", initramfs.stripped(initramfs.programs(arch)["linux-init"], arch))
-    return archive
+    init = initramfs.stripped(initramfs.programs(arch)["linux-init"], arch)
+    return initramfs.Archive(init, "dev", "proc", "sys")
 
 
 def build(arch: str = "x86_64") -> None:
@@ -80,7 +63,7 @@ def build(arch: str = "x86_64") -> None:
     kernel, initrd = files(arch)
     archive = _archive(arch)
     if arch == "x86_64":
-        _unpacked(_fetch("cloud"), {kernel: "./boot/vmlinuz-*", MODULE: "*/virtio_blk.ko.xz"})
+        _unpacked(initramfs.fetched("cloud"), {kernel: "./boot/vmlinuz-*", MODULE: "*/virtio_blk.ko.xz"})
         archive.file(Path(MODULE).name, ROOT / MODULE)
     else:
         (ROOT / kernel).parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +75,7 @@ def build_newer() -> tuple[str, ...]:
     """Like build(), for NEWER; returns the files for a lab's extra."""
     kernel, initrd = NEWER
     driver = "build/guest/ptp_vmclock.ko"
-    deb = _fetch("newer")
+    deb = initramfs.fetched("newer")
     _unpacked(deb, {kernel: "*/vmlinuz"})
     _unpacked(deb.with_name(deb.name.replace("linux-binary", "linux-modules")), {driver: "*/ptp_vmclock.ko.xz"})
     program = Path("/usr/sbin/phc2sys")
@@ -110,8 +93,8 @@ def build_newer() -> tuple[str, ...]:
 def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machine: str | None = None,
               append: str = "", reboot: bool = False, newer: bool = False, arch: str = "x86_64",
               **parameters: int | str) -> list[str]:
-    """report, log: files for init.c's reports and for the kernel's log; reboot: QEMU does not exit at a
-    reset. newer: the kernel NEWER. Parameters: see init.c."""
+    """Like guest.arguments(). report, log: files for init.c's reports and for the kernel's log; reboot: QEMU does not
+    exit at a reset. newer: the kernel NEWER. Parameters: see init.c."""
     # With a sanitizer, a second of the kernel's own work can take half a minute.
     words = [*WORDS[arch], "panic=-1", "nowatchdog" if SANITIZED else "", append]
     words += [f"guest.{key}={value}" for key, value in parameters.items()]
@@ -122,7 +105,6 @@ def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machin
         *("-kernel", kernel, "-initrd", initrd, "-append", " ".join(filter(None, words))),
         *("-chardev", f"file,id=report,path={report}"),
         *("-device", "virtio-serial-pci", "-device", "virtconsole,chardev=report"),
-        *("-device", "pvpanic-pci,addr=1e.0") * ("marks" in parameters),
         *("-chardev", f"file,id=log,path={log}", "-serial", "chardev:log"),
     ]
 

@@ -6,12 +6,13 @@ import time
 from dataclasses import replace
 from typing import Any, Self
 
-from tests.lab import guest, linux_guest
-from tests.lab.lab import Place
+from tests.lab import linux_guest
+from tests.lab.host import Place
+from tests.lab.linux_guest import ASYNC_PF
 from tests.lab.pair import BasePair, BaseSide, until
 
-# A report of init.c: names and numbers.
-Line = dict[str, int]
+# A guest under load
+LOAD: dict[str, Any] = {"mem": 48, "writers": 2, "computers": 1, "forkers": 1, "interval": 100}
 
 
 class LinuxSide(BaseSide):
@@ -44,10 +45,8 @@ class LinuxSide(BaseSide):
 class LinuxPair(BasePair[LinuxSide]):
     side_type = LinuxSide
 
-    def __init__(self, lab: Place, machine: str | None = None, memory_mb: int = 160, cpus: int = 1,
-                 **options: Any) -> None:
-        super().__init__(lab, machine=machine or guest.MACHINE[lab.arch], memory_mb=memory_mb, cpus=cpus,
-                         **options)
+    def __init__(self, lab: Place, memory_mb: int = 160, cpus: int = 1, **options: Any) -> None:
+        super().__init__(lab, memory_mb=memory_mb, cpus=cpus, **options)
 
     def __enter__(self) -> Self:
         for path in linux_guest.files(self.lab.arch):
@@ -75,7 +74,7 @@ class LinuxPair(BasePair[LinuxSide]):
             assert count >= least, f"{kind}: {count} in memory, {least} reported: the kernel has moved the page"
         return counts
 
-    def until_reports(self, n: int = 10) -> list[Line]:
+    def until_reports(self, n: int = 10) -> list[dict[str, int]]:
         """Wait for n reports from the destination: by then, pages that the guest and its console touch all the time
         have been received, so that QEMU's main thread misses no page if the source sends no data."""
         return until(lambda: len(lines := self.destination.report().lines) >= n and lines,
@@ -117,7 +116,7 @@ class LinuxPair(BasePair[LinuxSide]):
             assert not report.bad and not (report.lines and report.lines[-1]["bad"]), (report.bad, complaints)
             assert not complaints, complaints
 
-    def check_threads(self, seconds: float = 10) -> None:
+    def check_threads(self) -> None:
         """Each thread runs: its counter advances."""
         first = self.until_reports(1)[-1]
         names = [k for k in first if k.rstrip("0123456789") in
@@ -126,4 +125,31 @@ class LinuxPair(BasePair[LinuxSide]):
         def advanced() -> bool:
             last = self.destination.report().lines[-1]
             return all(last[name] != first[name] for name in names)
-        until(advanced, f"each of {', '.join(names)} goes on after {first}", timeout=seconds)
+        until(advanced, f"each of {', '.join(names)} goes on after {first}", timeout=10)
+
+
+# With async page faults
+
+def guest_with(lab: Place, **options: Any) -> LinuxPair:
+    """A pair whose guest has async page faults, and is under load."""
+    on = ASYNC_PF[lab.arch]
+    return LinuxPair(lab, **LOAD | {"exits": "on", "source_options": on, "destination_options": on} | options)
+
+
+def finish(pair: LinuxPair) -> None:
+    pair.finish_fast()
+    pair.check_threads()
+
+
+def until_announced(pair: LinuxPair) -> None:
+    """The time depends on the guest's speed, and on whether requests queue behind the background."""
+    pair.until_faults()
+    until(lambda: pair.async_counts()["announced"] > 5, "tasks wait", timeout=90)
+
+
+def all_delivered(pair: LinuxPair) -> Any:
+    """Each task that was notified to wait has been notified to resume."""
+    counts = until(lambda: not (counts := pair.async_counts())["outstanding"] and counts,
+                   "no task waits any more")
+    assert counts["delivered"] + counts["forgotten"] == counts["announced"], counts
+    return counts

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.lab.lab import Place
-from tests.lab.pair import FORK, NO_FIRST, Pair, Side, until
+from tests.lab.host import Place
+from tests.lab.pair import NO_FIRST, Pair, Side, until
 from tests.lab.proxy import MAIN, URGENT, Lie, Wire
 
 SLOT, IO = 5, 0xc000
@@ -22,16 +22,15 @@ def set_queue(side: Side, page: int) -> None:
 
 
 @contextlib.contextmanager
-def loading(lab: Place, lie: Lie, destination: str = FORK, capabilities: Sequence[str] = (), lying: int = MAIN,
-            wrapper: Sequence[str] = (), until_waits: bool = True, mem: int = 16, source_options: Sequence[str] = (),
-            **options: Any) -> Iterator[tuple[Pair, Wire]]:
+def loading(lab: Place, lie: Lie, lying: int = MAIN, until_waits: bool = True, capabilities: Sequence[str] = (),
+            mem: int = 16, source_options: Sequence[str] = (), **options: Any) -> Iterator[tuple[Pair, Wire]]:
     """A pair whose destination's main thread waits for a page of virtio's ring."""
     words = ("-device", f"virtio-rng-pci,addr={SLOT:#x},disable-modern=on")
     if lying == URGENT:
         # The background, on the other channel, would begin with the ring.
         source_options = (*source_options, *NO_FIRST)
-    with Pair(lab, capabilities=capabilities, destination=destination, mem=mem, zero=0,
-              source_options=(*words, *source_options), destination_options=words, wrapper=wrapper, **options) as pair:
+    with Pair(lab, capabilities=capabilities, mem=mem, zero=0, source_options=(*words, *source_options),
+              destination_options=words, **options) as pair:
         pair.source.wait_event("ready")
         # The guest writes this memory all the time, and pre-copy sends its end last: it is missing.
         boot = pair.source.report().the("boot")

@@ -2,24 +2,17 @@
 """A network between the two QEMUs of a lab, or of this machine: the destination has a network name space of its own,
 and a link with a delay and a bandwidth (tc netem) connects it to the rest; on this machine, the link only has a
 bandwidth (tc tbf)."""
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from tests.lab.cli import ProgramError
-from tests.lab.host import Host
-from tests.lab.lab import Place, Running
+from tests.lab.host import Host, Place
+from tests.lab.lab import Running
 from tests.lab.pair import QMP_PORT
 
 SPACE = "destination"
 HERE, THERE = "10.9.0.1", "10.9.0.2"
-# Packets in a queue: more than a TCP window has, since a full queue would lose some.
-QUEUE_PACKETS = 100000
-# The same limit, in bytes.
-QUEUE_BYTES = 64 << 20
 
 
 def programs() -> list[str]:
@@ -41,14 +34,15 @@ class Network:
         self.lab = lab
         self.remove = f"{ip} netns del {SPACE} 2>/dev/null" if isinstance(lab, Host) else ":"
         self.wrapper = (ip, "netns", "exec", SPACE)
+        # A queue's limit is more than a TCP window, since a full queue would lose packets.
         if isinstance(lab, Host):
             if delay_us or loss_percent or not bandwidth_mbit:
                 raise ProgramError("a link of this machine has a bandwidth, neither delay nor loss")
             if os.geteuid():
                 raise ProgramError("a link of this machine is made by root only")
-            rule = f"tbf rate {bandwidth_mbit}mbit burst 64kb limit {QUEUE_BYTES}"
+            rule = f"tbf rate {bandwidth_mbit}mbit burst 64kb limit 64mb"
         else:
-            rule = f"netem limit {QUEUE_PACKETS} delay {delay_us}us"
+            rule = f"netem limit 100000 delay {delay_us}us"
             if bandwidth_mbit:
                 rule += f" rate {bandwidth_mbit}mbit"
             if loss_percent:
@@ -73,25 +67,15 @@ class Network:
         self.round_trip_us = float(times.split("=")[1].split("/")[1]) * 1000
 
     def relay_to(self, lab: Place) -> Running:
-        """Relay connections to the monitor of a destination, which may not listen yet."""
+        """Relay connections to the monitor of a destination, which may not listen yet, of a place on this machine."""
         port = lab.port(QMP_PORT["destination"])
         there = " ".join(self.wrapper)
         return lab.job(f"exec busybox nc -ll -p {port} -e sh -c "
                        f"'until {there} busybox nc 127.0.0.1 {port} 2>/dev/null; do sleep 0.1; done'")
 
-    @contextlib.contextmanager
-    def relayed(self, lab: Place) -> Iterator[None]:
-        """Like relay_to(), for the destination of another place on the same machine."""
-        relay = self.relay_to(lab)
-        try:
-            yield
-        finally:
-            relay.kill()
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.relay.kill()
         self.lab.run(self.remove)

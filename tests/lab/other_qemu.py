@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Debian's newest QEMU, of backports, as the other end of a migration, with its own libraries:
-
-    peer.put(lab)
-    with Pair(lab, destination=PEER): ...
-"""
+"""Debian's newest QEMU, of backports, as the other end of a migration, with its own libraries."""
 import functools
 import io
 import tarfile
 from pathlib import Path
 
 from tests.lab import initramfs
-from tests.lab.host import Host
-from tests.lab.lab import Lab
-from tests.lab.paths import ROOT, qemu
+from tests.lab.host import Host, Place
+from tests.lab.paths import qemu
 from tests.lab.text import search
 
 PEER = "peer"
@@ -27,22 +22,18 @@ exec "$here/lib/{LOADER}" --library-path "$here/lib" "$here/qemu" -L "$here/firm
 """
 
 
-@functools.cache
-def _root() -> Path:
-    return Path(initramfs.tool(ROOT / "scripts" / "fetch", PEER).strip())
-
-
 def version() -> str:
     """The version, for example 11.1."""
-    lib = _root() / "usr/lib/x86_64-linux-gnu"
-    told = initramfs.tool(lib / LOADER, "--library-path", lib, _root() / "usr/bin/qemu-system-x86_64", "--version")
+    root = initramfs.fetched(PEER)
+    lib = root / "usr/lib/x86_64-linux-gnu"
+    told = initramfs.tool(lib / LOADER, "--library-path", lib, root / "usr/bin/qemu-system-x86_64", "--version")
     return search(r"version (\d+\.\d+)", told)[1]
 
 
 @functools.cache
 def _archive() -> bytes:
     """A tar file for build/peer of a lab."""
-    root = _root()
+    root = initramfs.fetched(PEER)
     program = root / "usr/bin/qemu-system-x86_64"
     lib = root / "usr/lib/x86_64-linux-gnu"
     firmware = {p.name: p for d in ("qemu", "seabios") for p in (root / "usr/share" / d).iterdir()}
@@ -59,7 +50,7 @@ def _archive() -> bytes:
     return out.getvalue()
 
 
-def put(lab: Host | Lab) -> None:
+def put(lab: Place) -> None:
     """Copy the QEMU to a lab as PEER; on this machine, below build."""
     path = qemu("x86_64", PEER)
     if isinstance(lab, Host):

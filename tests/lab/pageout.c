@@ -3,21 +3,22 @@
  * Swap out the largest anonymous mapping of a process, or a part of its memory.
  * usage: pageout PID [ADDRESS SIZE]
  */
+#define _GNU_SOURCE
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
+#include <sys/mman.h>
+#include <sys/pidfd.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
-#define ADVICE_PAGEOUT 21
+#define CHUNK   ((size_t)2 << 20)
 
 int main(int argc, char **argv)
 {
     char path[64], line[512];
     struct iovec most = { 0 };
     unsigned pid = argc == 2 || argc == 4 ? atoi(argv[1]) : 0;
-    int pidfd = syscall(SYS_pidfd_open, pid, 0);
+    int pidfd = pidfd_open(pid, 0);
     FILE *maps;
 
     snprintf(path, sizeof(path), "/proc/%u/maps", pid);
@@ -41,13 +42,12 @@ int main(int argc, char **argv)
         }
     }
     /* It stops at what it cannot take, without an error. */
-    for (size_t done = 0; done < most.iov_len; done += 2 << 20) {
+    for (size_t done = 0; done < most.iov_len; done += CHUNK) {
+        size_t left = most.iov_len - done;
         struct iovec part = {
-            (char *)most.iov_base + done,
-            most.iov_len - done < 2 << 20 ? most.iov_len - done : 2 << 20,
+            (char *)most.iov_base + done, left < CHUNK ? left : CHUNK,
         };
-        if (syscall(SYS_process_madvise, pidfd, &part, 1, ADVICE_PAGEOUT, 0)
-            < 0) {
+        if (process_madvise(pidfd, &part, 1, MADV_PAGEOUT, 0) < 0) {
             perror("process_madvise");
             return 1;
         }

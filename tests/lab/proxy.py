@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from io import BufferedReader
+from typing import Any
 
 # Flags of a page's header, migration/ram.c
 ZERO, PAGE, EOS, CONTINUE = 0x02, 0x08, 0x10, 0x20
@@ -136,6 +137,8 @@ class Wire:
         self.channels: list[tuple[socket.socket, socket.socket]] = []
         self.stopped = False
         self.swallows = False   # drop the source's data from here on
+        self._passes = threading.Event()
+        self._passes.set()
         self.is_cut = False
         self.kept: bytearray | None = None  # the main channel's data, if they are kept
         self.listening = socket.create_server(("127.0.0.1", 0))
@@ -162,8 +165,16 @@ class Wire:
 
     def _channel(self, forward: Copy, source: socket.socket, destination: socket.socket) -> None:
         ended = threading.Event()
-        ways = [threading.Thread(target=self._run, args=(fn, a, b, ended), daemon=True)
-                for fn, a, b in ((forward, source, destination), (self._back, destination, source))]
+
+        def run(fn: Copy, a: socket.socket, b: socket.socket) -> None:
+            try:
+                with contextlib.suppress(OSError, Close):
+                    fn(a, b)
+            finally:
+                ended.set()
+
+        ways = [threading.Thread(target=run, args=way, daemon=True)
+                for way in ((forward, source, destination), (self._back, destination, source))]
         for way in ways:
             way.start()
         ended.wait()
@@ -175,14 +186,6 @@ class Wire:
             way.join()
         source.close()
         destination.close()
-
-    @staticmethod
-    def _run(fn: Copy, a: socket.socket, b: socket.socket, ended: threading.Event) -> None:
-        try:
-            with contextlib.suppress(OSError, Close):
-                fn(a, b)
-        finally:
-            ended.set()
 
     @staticmethod
     def abort(source: socket.socket, destination: socket.socket) -> None:
@@ -197,6 +200,7 @@ class Wire:
     def _back(self, a: socket.socket, b: socket.socket) -> None:
         if not self.lie:
             while data := a.recv(CHUNK):
+                self._passes.wait()
                 b.sendall(data)
             return
         with a.makefile("rb") as stream:
@@ -209,6 +213,7 @@ class Wire:
     def _copy(self, a: socket.socket, b: socket.socket) -> None:
         left = self.stop_after
         while data := a.recv(CHUNK if left is None else min(left, CHUNK)):
+            self._passes.wait()
             if not self.swallows:
                 b.sendall(data)
             if self.rate:
@@ -238,7 +243,6 @@ class Wire:
         send(package)
 
     def _send(self, items: Iterable[Page | bytes], send: Send) -> None:
-        """Send the data of the channel with the Lie."""
         assert self.lie
         n = 0
         for item in items:
@@ -247,6 +251,10 @@ class Wire:
             else:
                 self.lie(n, item, send)
                 n += 1
+
+    def silence(self) -> None:
+        """Pass nothing on, and keep the connections."""
+        self._passes.clear()
 
     def black_hole(self) -> None:
         """Let the kernel drop all data before TCP acknowledges them. Only on this machine: the lab's network
@@ -262,6 +270,7 @@ class Wire:
         self.listening.close()
         for channel in self.channels:
             self.abort(*channel)
+        self._passes.set()
 
 
 class SlowWire(Wire):
@@ -297,14 +306,8 @@ class Lie:
 
     def __init__(self, at: int = 20) -> None:
         self.at = at
-        self.page: Page | None = None
+        self.page: Any = None                           # the Page that it has not passed on
         self.asked: set[tuple[bytes, int]] = set()      # name of the RAMBlock, offset
-
-    @property
-    def told(self) -> Page:
-        """The page that it has not passed on."""
-        assert self.page, "there was no lie"
-        return self.page
 
     def __call__(self, n: int, page: Page, send: Send) -> None:
         """n: number of the page."""
@@ -315,8 +318,7 @@ class Lie:
             send(page.pack())
 
     def change(self, page: Page, send: Send) -> None:
-        """Send other data in place of the page."""
-        raise NotImplementedError
+        """Send other data in place of the page: here none."""
 
     def pass_on(self, data: bytes, send: Send) -> None:
         """Send data that are no page."""
@@ -350,14 +352,7 @@ class Within(Lie):
         raise Close
 
 
-class Never(Lie):
-    def change(self, page: Page, send: Send) -> None:
-        pass
-
-
 class Nothing(Lie):
-    """Passes on no page."""
-
     def __call__(self, n: int, page: Page, send: Send) -> None:
         pass
 

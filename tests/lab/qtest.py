@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable
 from typing import Self
 
-from tests.lab.lab import Place
+from tests.lab.host import Place
 from tests.lab.pair import Side, until
 
 PORT = {"source": 4005, "destination": 4006}
@@ -79,58 +79,39 @@ def unplug_memory(side: Side) -> None:
     until(lambda: not side.cmd("query-memory-devices"), "the DIMM is unplugged")
 
 
-class Balloon:
-    """Drives virtio-balloon by its legacy interface, as the first and only PCI device of this kind.
+BALLOON_SLOT, BALLOON_IO = 5, 0xc000
+BALLOON = ("-device", f"virtio-balloon-pci,addr={BALLOON_SLOT:#x},disable-modern=on")
+BALLOON_QUEUE_BYTES = 64 << 10
 
-    queue: address of 64 KiB of guest memory that is otherwise unused."""
 
-    QUEUE_BYTES = 64 << 10
-    SLOT = 5
-    IO = 0xc000
+def inflate_balloon(qtest: Qtest, queue: int, pages: Iterable[int]) -> None:
+    """Give pages of 4 KiB back, by their numbers, in one request by BALLOON's legacy interface, for the first time.
 
-    def __init__(self, qtest: Qtest, queue: int) -> None:
-        self.qtest = qtest
-        self.queue = queue
-        self._config(0x10, self.IO)         # BAR 0
-        self._config(0x04, 0x7)             # input and output, memory, bus master
-        self._out("b", 18, 0)               # status: reset
-        self._out("b", 18, 3)               # acknowledge, driver
-        self._out("l", 4, 0)                # no features
-        self._out("w", 14, 0)               # the queue of inflation
-        self.size = int(self._in("w", 12)[0], 16)
-        self._out("l", 8, queue >> 12)
-        self._out("b", 18, 7)               # driver ok
-        self.used = 0
+    queue: address of BALLOON_QUEUE_BYTES of guest memory, zeros, that is otherwise unused."""
+    def out(width: str, register: int, value: int) -> None:
+        qtest.cmd(f"out{width}", BALLOON_IO + register, value)
 
-    @classmethod
-    def arguments(cls) -> list[str]:
-        return ["-device", f"virtio-balloon-pci,addr={cls.SLOT:#x},disable-modern=on"]
-
-    def _config(self, register: int, value: int) -> None:
-        self.qtest.pci_select(self.SLOT, register)
-        self.qtest.cmd("outl", PCI_DATA, value)
-
-    def _out(self, width: str, register: int, value: int) -> None:
-        self.qtest.cmd(f"out{width}", self.IO + register, value)
-
-    def _in(self, width: str, register: int) -> list[str]:
-        return self.qtest.cmd(f"in{width}", self.IO + register)
-
-    def inflate(self, pages: Iterable[int]) -> None:
-        """Give pages of 4 KiB back, by their numbers, in one request."""
-        data = b"".join(page.to_bytes(4, "little") for page in pages)
-        buffer = self.queue + (32 << 10)
-        assert len(data) <= 32 << 10
-        self.qtest.write(buffer, data)
-        descriptor = (buffer.to_bytes(8, "little") + len(data).to_bytes(4, "little") + bytes(4))
-        self.qtest.write(self.queue, descriptor)
-        available = self.queue + 16 * self.size
-        self.qtest.write(available + 4 + 2 * (self.used % self.size), bytes(2))
-        self.used += 1
-        self.qtest.write(available + 2, self.used.to_bytes(2, "little"))
-        self._out("w", 16, 0)               # notify
-        ring = (available + 4 + 2 * self.size + 2 + 4095) & ~4095
-        for _ in range(1000):
-            if int.from_bytes(self.qtest.read(ring + 2, 2), "little") == self.used:
-                return
-        raise AssertionError("the balloon does not answer")
+    for register, value in (0x10, BALLOON_IO), (0x04, 0x7):     # BAR 0; input and output, memory, bus master
+        qtest.pci_select(BALLOON_SLOT, register)
+        qtest.cmd("outl", PCI_DATA, value)
+    out("b", 18, 0)             # status: reset
+    out("b", 18, 3)             # acknowledge, driver
+    out("l", 4, 0)              # no features
+    out("w", 14, 0)             # the queue of inflation
+    size = int(qtest.cmd("inw", BALLOON_IO + 12)[0], 16)
+    out("l", 8, queue >> 12)
+    out("b", 18, 7)             # driver ok
+    data = b"".join(page.to_bytes(4, "little") for page in pages)
+    buffer = queue + (32 << 10)
+    assert len(data) <= 32 << 10
+    qtest.write(buffer, data)
+    # The first descriptor, which is also the first available one
+    qtest.write(queue, buffer.to_bytes(8, "little") + len(data).to_bytes(4, "little") + bytes(4))
+    available = queue + 16 * size
+    qtest.write(available + 2, b"\1\0")
+    out("w", 16, 0)             # notify
+    used = (available + 4 + 2 * size + 2 + 4095) & ~4095
+    for _ in range(1000):
+        if qtest.read(used + 2, 2) == b"\1\0":
+            return
+    raise AssertionError("the balloon does not answer")

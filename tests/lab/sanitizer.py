@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Reports of a sanitizer's build of QEMU in a place, with the names of functions and lines.
-
-    TESTED=tsan pytest tests/postcopy
-
-All of AddressSanitizer's reports fail a test. ThreadSanitizer finds races that QEMU has had for long (counters of
-statistics, GLib's sources): its reports fail a test if a file of ours makes one of the accesses. All are kept
-in build/lab/sanitizer.
-"""
+"""Reports of a sanitizer's build of QEMU in a place, with the names of functions and lines, and which of them fail a
+test: docs/devel/testing.md."""
 import re
-import subprocess
 from collections.abc import Iterator
 
+from tests.lab.host import Place
 from tests.lab.initramfs import CROSS, tool
-from tests.lab.lab import Place
 from tests.lab.paths import BUILD, ROOT, TESTED, qemu
 
 # Files of QEMU's reports, and the environment that lets QEMU continue after one. QEMU frees little when it exits.
@@ -34,12 +27,6 @@ HELPERS = re.compile(r"include/|util/bit(?:map|ops)\.c")
 # One thread allocates a QIOTask or a channel, and another one gets it through GLib, whose locks ThreadSanitizer does
 # not see. Later writes of the first thread are separate accesses.
 HANDED_OVER = re.compile(r"^ *Previous write of size .*\n *#0 [cm]alloc ", re.MULTILINE)
-
-
-def ours() -> set[str]:
-    """Paths of our files in QEMU's tree."""
-    listed = subprocess.run([ROOT / "scripts" / "series", "files"], stdout=subprocess.PIPE, text=True, check=True)
-    return set(listed.stdout.split())
 
 
 def named(report: str) -> str:
@@ -71,16 +58,13 @@ def check(place: Place, name: str) -> None:
     """Fails if one of the test's reports is to fail it."""
     if not ENVIRONMENT:
         return
-    found = failures(place.run(f"cat {REPORTS}.*; rm -f {REPORTS}.*").output, name)
-    assert not found, "\n\n".join(found)
-
-
-def failures(text: str, name: str) -> list[str]:
-    reports = [named(report) for report in REPORT.findall(text)]
+    reports = [named(report) for report in REPORT.findall(place.run(f"cat {REPORTS}.*; rm -f {REPORTS}.*").output)]
     if reports:
         to = BUILD / "lab" / "sanitizer"
         to.mkdir(parents=True, exist_ok=True)
         (to / (re.sub(r"\W+", "-", name) + ".txt")).write_text("\n\n".join(reports))
-    files = ours()
-    return [report for report in reports
-            if "AddressSanitizer" in report or any(file in files for file in accessors(report))]
+    # Paths of our files in QEMU's tree
+    ours = tool(ROOT / "scripts" / "series", "files").split()
+    found = [report for report in reports
+             if "AddressSanitizer" in report or any(file in ours for file in accessors(report))]
+    assert not found, "\n\n".join(found)

@@ -11,17 +11,14 @@ guest run on and check all its memory. If the body fails, all output of the QEMU
 """
 import re
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from tests.lab import guest
-from tests.lab.backends import BACKENDS
-from tests.lab.lab import Place
+from tests.lab.backends import memory
+from tests.lab.host import Place
 from tests.lab.pair import FORK, Side, keep_logs, until
 from tests.lab.qtest import Qtest
 from tests.lab.text import search
-
-ENDED = ("completed", "failed", "cancelled")
 
 
 class Machine:
@@ -38,12 +35,8 @@ class Machine:
                  **options: int | str) -> None:
         self.lab = lab
         self.file = f"{lab.tmp}/snapshot"
-        self.arguments = list(arguments)
-        machine = machine or guest.MACHINE[lab.arch]
-        if backend != "anonymous":
-            self.arguments += ["-object", f"{BACKENDS[backend]},id=ram,size={memory_mb}M"]
-            machine += ",memory-backend=ram"
-        self.options = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus} | options
+        self.arguments = [*memory(backend, memory_mb), *arguments]
+        self.options: dict[str, Any] = {"machine": machine, "memory_mb": memory_mb, "cpus": cpus, **options}
         self.capabilities = ("events", *capabilities)
         self.sides: list[Side] = []
         self._start = (qemu, list(taker), tuple(wrapper))
@@ -66,15 +59,12 @@ class Machine:
         side.connect()
         return side
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         for side in self.sides:
             side.end()
         if error:
-            error.add_note(keep_logs("snapshot", self.sides))
+            error.add_note(keep_logs("snapshot", self.sides, {}))
         self.lab.run(f"rm -f {self.file}")
-
-    # Snapshots
 
     def start(self, uri: str = "") -> None:
         self.side.qmp.clear_events()
@@ -85,24 +75,24 @@ class Machine:
         until(lambda: any(event["event"] == "RESUME" for event in self.side.qmp.get_events()),
               "the guest has been stopped, and runs on")
 
-    def wait(self, *wanted: str, timeout: float = 60) -> dict[str, Any]:
+    def wait(self, *wanted: str) -> Any:
         """Wait for the snapshot's end, which must be as wanted ("completed"); returns query-migrate."""
         wanted = wanted or ("completed",)
 
-        def ended() -> dict[str, Any] | None:
+        def ended() -> Any:
             self.side.check()
-            info: dict[str, Any] = self.side.cmd("query-migrate")
-            return info if info["status"] in ENDED else None
-        info = until(ended, f"snapshot {' or '.join(wanted)}", timeout)
+            info = self.side.cmd("query-migrate")
+            return info["status"] in ("completed", "failed", "cancelled") and info
+        info = until(ended, f"snapshot {' or '.join(wanted)}")
         assert info["status"] in wanted, info
         return info
 
-    def take(self, uri: str = "", status: str = "completed") -> dict[str, Any]:
+    def take(self, uri: str = "", status: str = "completed") -> Any:
         """Take a snapshot of the running guest; returns query-migrate."""
         self.start(uri)
         return self.wait(status)
 
-    def take_while_written(self) -> dict[str, Any]:
+    def take_while_written(self) -> Any:
         """Like take(), until a vCPU has had to wait; on a busy machine, vCPUs may not run during a snapshot."""
         for _ in range(10):
             info = self.take()
@@ -147,8 +137,6 @@ class Machine:
     def snapshot_bytes(self) -> int:
         return int(self.lab.run(f"stat -c %s {self.file}", check=True).output)
 
-    # The guest
-
     def touches(self) -> int:
         """How often the guest has touched 64 pages of its memory."""
         boot = self.side.report().the("boot")
@@ -157,7 +145,6 @@ class Machine:
         return sum(int.from_bytes(data[i:i + 4], "little") for i in range(0, len(data), 4096))
 
     def assert_goes_on(self) -> None:
-        """The guest runs and touches its memory."""
         assert self.side.cmd("query-status")["status"] == "running"
         before = self.touches()
         until(lambda: self.touches() > before + 64, "the guest resumes")
@@ -169,8 +156,6 @@ class Machine:
         self.take()
         self.restore()
         self.assert_goes_on()
-
-    # The process
 
     def proc(self, name: str) -> str:
         return self.lab.run(f"cat /proc/$(cat {self.side.pidfile})/{name}", check=True).output

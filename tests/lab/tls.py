@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Keys for migration over TLS."""
-import base64
-import decimal
 import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.lab.lab import Place
+from tests.lab.host import Place
+from tests.lab.initramfs import tool
 
 # An object of QEMU: the directory of certificates(), "server" or "client"
 X509 = "tls-creds-x509,id=tls,dir={},endpoint={},verify-peer=on"
 
 
 def dh_parameters() -> str:
-    """The group ffdhe2048, by RFC 7919's formula. QEMU would search for a prime, for a minute in L1."""
-    with decimal.localcontext(prec=700):
-        e = decimal.Decimal(1).exp()
-        p = 2**2048 - 2**1984 + (int(e * 2**1918) + 560316) * 2**64 - 1
-    integers = b"\x02\x82\x01\x01" + p.to_bytes(257, "big") + b"\x02\x01\x02"
-    sequence = b"\x30\x82" + len(integers).to_bytes(2, "big") + integers
-    return ("-----BEGIN DH PARAMETERS-----\n" + base64.encodebytes(sequence).decode()
-            + "-----END DH PARAMETERS-----")
+    """RFC 7919's group. QEMU would search for a prime, for a minute in L1."""
+    return tool("openssl", "genpkey", "-genparam", "-algorithm", "DH", "-pkeyopt", "group:ffdhe2048")
 
 
 def directory(lab: Place) -> str:

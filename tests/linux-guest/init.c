@@ -39,6 +39,9 @@
 #define MAX_THREADS 64
 #define WORK_REST_S 3
 
+/* Not each thread needs its argument */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
 static struct parameter {
     const char *name;
     unsigned long value;
@@ -54,8 +57,6 @@ static struct parameter {
     { "clocks", 0 },                    /* threads, one per processor, that compare readings of all clocks */
     { "ptp", 0 },                       /* phc2sys corrects the time of day by a PTP clock, which is
                                            this many seconds ahead: TAI - UTC */
-    { "marks", 0 },                     /* 1: a thread of each processor marks each interrupt, see marker();
-                                           2: the thread sleeps in between */
     { "disk", 0 },                      /* MiB of /dev/vda that a thread writes and reads, in twice
                                            as much memory */
     { "work", 0 },                      /* MiB of "mem" that a thread checks page by page, with rests */
@@ -63,9 +64,12 @@ static struct parameter {
                                            with the initial RAM disk of /dev/vdb */
 };
 
-enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, PTP, MARKS, DISK, WORK, KEXEC };
+enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, PTP, DISK, WORK, KEXEC };
 
 #define P(what) (parameters[what].value)
+#define NO_KEXEC " guest.kexec=0"
+
+static char command_line[4096];
 
 /* Each array is in one page: tests read them in the guest's memory */
 static atomic_ulong writes[MAX_THREADS] __attribute__((aligned(sizeof(atomic_ulong) * MAX_THREADS)));
@@ -81,11 +85,10 @@ static atomic_ulong sweeps;
  * and of those later than LATE_US
  */
 static atomic_ulong answer_max, answers, answers_late;
-/* The longest delay of a thread that sleeps one tick */
-static atomic_ulong late_max;
 
 /* A virtio console: a line costs one exit */
 static int console;
+static int cpus;
 
 static void say(const char *format, ...)
 {
@@ -195,7 +198,6 @@ static void *worker(void *opaque)
 {
     unsigned long pages = P(WORK) * (1 << 20) / PAGE;
 
-    (void)opaque;
     for (unsigned long n = 0;; n++) {
         if (n % pages == 0) {
             sleep(WORK_REST_S);
@@ -306,7 +308,6 @@ static void *disk_user(void *opaque)
     char *out = memory + first * PAGE, *in = out + blocks * PAGE, *again = in + blocks * PAGE;
     int disk = open("/dev/vda", O_RDWR | O_DIRECT);
 
-    (void)opaque;
     for (unsigned long i = 0; i < blocks; i++) {
         if (pwrite(disk, out + i * PAGE, PAGE, i * PAGE) != PAGE ||
             pread(disk, in + i * PAGE, PAGE, i * PAGE) != PAGE) {
@@ -373,59 +374,18 @@ static void *clock_reader(void *opaque)
     return NULL;
 }
 
-/*
- * A trace of QEMU's pvpanic-pci in slot 30 shows that a processor has run an instruction of a program. On x86-64, it
- * also shows that an interrupt has returned to the program: the return clears a null selector.
- */
-static void *marker(void *opaque)
-{
-    const char *device = "/sys/bus/pci/devices/0000:00:1e.0/";
-    char path[64];
-    int fd;
-    volatile uint8_t *registers;
-
-    snprintf(path, sizeof(path), "%senable", device);
-    fd = open(path, O_WRONLY);
-    if (write(fd, "1", 1) != 1) {
-        complain("enable", (unsigned long)opaque, errno, 0);
-        return NULL;
-    }
-    snprintf(path, sizeof(path), "%sresource0", device);
-    registers = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, open(path, O_RDONLY), 0);
-    for (;;) {
-#ifdef __x86_64__
-        unsigned null = P(MARKS) == 1 ? 3 : 0;
-
-        __asm__ volatile("mov %0, %%es" : : "r"(null));
-        while (null) {
-            __asm__ volatile("mov %%es, %0" : "=r"(null));
-        }
-#endif
-        if (P(MARKS) == 2) {
-            usleep(1000);
-        }
-        (void)*registers;
-    }
-}
-
-static void maximum(atomic_ulong *max, unsigned long value)
-{
-    if (value > atomic_load(max)) {
-        atomic_store(max, value);
-    }
-}
-
 /* Interrupts other processors, and waits for their answers. */
 static void *interrupter(void *opaque)
 {
-    (void)opaque;
     syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0);
     for (;;) {
         uint64_t start = now_us(CLOCK_MONOTONIC), took;
 
         syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
         took = now_us(CLOCK_MONOTONIC) - start;
-        maximum(&answer_max, took);
+        if (took > atomic_load(&answer_max)) {
+            atomic_store(&answer_max, took);
+        }
         atomic_fetch_add(&answers_late, took > LATE_US);
         atomic_fetch_add(&answers, 1);
         usleep(1000);
@@ -472,11 +432,11 @@ static void *offliner(void *opaque)
     char path[64];
     int fd;
 
-    snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%lu/online", (unsigned long)opaque);
+    snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu%d/online", cpus - 1);
     fd = open(path, O_WRONLY);
     for (;;) {
         if (write(fd, "0", 1) != 1 || (usleep(20000), write(fd, "1", 1) != 1)) {
-            complain("processor", (unsigned long)opaque, errno, 0);
+            complain("processor", cpus - 1, errno, 0);
             return NULL;
         }
         atomic_fetch_add(&offs, 1);
@@ -504,42 +464,30 @@ static int copied(const char *from, const char *to)
 /* The other kernel gets the same parameters, without "kexec" */
 static void load_kernel(void)
 {
-    char line[4096] = "";
-    FILE *f = fopen("/proc/cmdline", "r");
+    char line[sizeof(command_line) + sizeof(NO_KEXEC)];
+    int length = snprintf(line, sizeof(line), "%s" NO_KEXEC, command_line);
 
-    if (!fgets(line, sizeof(line) - sizeof(" guest.kexec=0"), f)) {
-        complain("command line", 0, errno, 0);
-    }
-    fclose(f);
-    strcpy(line + strcspn(line, "\n"), " guest.kexec=0");
     if (syscall(SYS_kexec_file_load, copied("/dev/vda", "/kernel"), copied("/dev/vdb", "/initrd"),
-                strlen(line) + 1, line, 0)) {
+                length + 1, line, 0)) {
         complain("kexec", 0, errno, 0);
     }
 }
 
 static void *other_kernel(void *opaque)
 {
-    (void)opaque;
     usleep(P(KEXEC) * 1000);
     reboot(RB_KEXEC);
     complain("kexec", 1, errno, 0);
     return NULL;
 }
 
-static void start(void *(*run)(void *), unsigned long n, int cpu, int priority)
+/* Threads on one processor each, from first_cpu on and again; if that is -1, on any */
+static void start(void *(*run)(void *), unsigned long threads, int first_cpu, int priority)
 {
     pthread_attr_t attr;
     pthread_t thread;
 
     pthread_attr_init(&attr);
-    if (cpu >= 0) {
-        cpu_set_t set;
-
-        CPU_ZERO(&set);
-        CPU_SET(cpu, &set);
-        pthread_attr_setaffinity_np(&attr, sizeof(set), &set);
-    }
     if (priority) {
         struct sched_param param = { .sched_priority = priority };
 
@@ -547,36 +495,48 @@ static void start(void *(*run)(void *), unsigned long n, int cpu, int priority)
         pthread_attr_setschedpolicy(&attr, SCHED_FIFO);
         pthread_attr_setschedparam(&attr, &param);
     }
-    if (pthread_create(&thread, &attr, run, (void *)n)) {
-        say("bad thread\n");
+    for (unsigned long i = 0; i < threads; i++) {
+        if (first_cpu >= 0) {
+            cpu_set_t set;
+
+            CPU_ZERO(&set);
+            CPU_SET(first_cpu + i % (cpus - first_cpu), &set);
+            pthread_attr_setaffinity_np(&attr, sizeof(set), &set);
+        }
+        if (pthread_create(&thread, &attr, run, (void *)i)) {
+            say("bad thread\n");
+        }
     }
 }
 
 static void read_parameters(void)
 {
-    char line[4096] = "";
+    char words[sizeof(command_line)], name[32];
+    unsigned long value;
     FILE *f = fopen("/proc/cmdline", "r");
 
-    if (!f || !fgets(line, sizeof(line), f)) {
+    if (!f || fscanf(f, "%4095[^\n]", command_line) != 1) {
         say("bad command line\n");
     }
-    for (char *word = strtok(line, " \n"); word; word = strtok(NULL, " \n")) {
+    strcpy(words, command_line);
+    for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) {
+        if (sscanf(word, "guest.%31[^=]=%lu", name, &value) != 2) {
+            continue;
+        }
         for (unsigned i = 0; i < sizeof(parameters) / sizeof(*parameters); i++) {
-            size_t length = strlen(parameters[i].name);
-
-            if (!strncmp(word, "guest.", 6) && !strncmp(word + 6, parameters[i].name, length) &&
-                word[6 + length] == '=') {
-                parameters[i].value = strtoul(word + 7 + length, NULL, 10);
+            if (!strcmp(name, parameters[i].name)) {
+                parameters[i].value = value;
             }
         }
     }
 }
 
-static unsigned long physical(const volatile void *address)
+static unsigned long physical(atomic_ulong *address)
 {
     uint64_t entry = 0;
     int fd = open("/proc/self/pagemap", O_RDONLY);
 
+    atomic_fetch_add(address, 0);       /* so that there is a page */
     if (pread(fd, &entry, sizeof(entry), (uintptr_t)address / PAGE * sizeof(entry)) != sizeof(entry)) {
         say("bad pagemap %d\n", errno);
     }
@@ -599,7 +559,6 @@ static void *reporter(void *opaque)
 {
     uint64_t last = 0;
 
-    (void)opaque;
     for (;;) {
         char text[4096];
         int n = 0;
@@ -607,8 +566,6 @@ static void *reporter(void *opaque)
 
         if (now < last) {
             complain("clock", 0, now, last);
-        } else if (last) {
-            maximum(&late_max, now - last);
         }
         last = now;
         n += counters(text + n, sizeof(text) - n, "writer", writes, P(WRITERS));
@@ -621,10 +578,9 @@ static void *reporter(void *opaque)
         if (ptp >= 0) {
             n += snprintf(text + n, sizeof(text) - n, " ptp=%ld", ptp_ahead_ns());
         }
-        say("ms=%lu real=%lu%.*s sweeps=%lu offs=%lu answers=%lu answers_late=%lu answer_max=%lu late_max=%lu bad=%lu\n",
+        say("ms=%lu real=%lu%.*s sweeps=%lu offs=%lu answers=%lu answers_late=%lu answer_max=%lu bad=%lu\n",
             now / 1000, now_us(CLOCK_REALTIME) / 1000, n, text, atomic_load(&sweeps), atomic_load(&offs),
-            atomic_load(&answers), atomic_load(&answers_late), atomic_exchange(&answer_max, 0), atomic_exchange(&late_max, 0),
-            atomic_load(bad));
+            atomic_load(&answers), atomic_load(&answers_late), atomic_exchange(&answer_max, 0), atomic_load(bad));
         usleep(P(INTERVAL) * 1000);
     }
     return NULL;
@@ -632,10 +588,10 @@ static void *reporter(void *opaque)
 
 int main(void)
 {
-    int cpus = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned long pages;
     struct termios settings;
 
+    cpus = sysconf(_SC_NPROCESSORS_ONLN);
     mount("proc", "/proc", "proc", 0, NULL);
     mount("sysfs", "/sys", "sysfs", 0, NULL);
     mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
@@ -690,42 +646,18 @@ int main(void)
     if (P(KEXEC)) {
         load_kernel();
     }
-    atomic_fetch_add(&writes[0], 0);
-    atomic_fetch_add(&computed[0], 0);
-    atomic_fetch_add(&worked[0], 0);
     say("at writer=%lu computer=%lu worker=%lu\n", physical(writes), physical(computed), physical(worked));
-    start(reporter, 0, -1, 10);
-    for (unsigned long i = 0; i < P(WRITERS); i++) {
-        start(writer, i, P(OFFLINE) ? -1 : (int)i % cpus, 0);
-    }
-    for (unsigned long i = 0; i < P(COMPUTERS); i++) {
-        start(computer, i, P(OFFLINE) ? -1 : (int)i % cpus, 0);
-    }
-    for (unsigned long i = 0; i < P(COPIERS); i++) {
-        /* All but the first processor, which runs interrupter() */
-        start(copier, i, 1 % cpus + i % (cpus > 1 ? cpus - 1 : 1), 0);
-    }
-    for (unsigned long i = 0; i < P(CLOCKS); i++) {
-        start(clock_reader, i, i % cpus, 0);
-    }
-    for (int i = 0; P(MARKS) && i < cpus; i++) {
-        start(marker, i, i, 0);
-    }
-    if (P(WORK)) {
-        start(worker, 0, -1, 0);
-    }
-    if (P(DISK)) {
-        start(disk_user, 0, -1, 0);
-    }
-    if (P(KEXEC)) {
-        start(other_kernel, 0, -1, 0);
-    }
-    if (P(COPIERS)) {
-        start(interrupter, 0, 0, 5);
-    }
-    if (P(OFFLINE)) {
-        start(offliner, cpus - 1, 0, 0);
-    }
+    start(reporter, 1, -1, 10);
+    start(writer, P(WRITERS), P(OFFLINE) ? -1 : 0, 0);
+    start(computer, P(COMPUTERS), P(OFFLINE) ? -1 : 0, 0);
+    /* All but the first processor, which runs interrupter() */
+    start(copier, P(COPIERS), cpus > 1, 0);
+    start(clock_reader, P(CLOCKS), 0, 0);
+    start(worker, !!P(WORK), -1, 0);
+    start(disk_user, !!P(DISK), -1, 0);
+    start(other_kernel, !!P(KEXEC), -1, 0);
+    start(interrupter, !!P(COPIERS), 0, 5);
+    start(offliner, !!P(OFFLINE), 0, 0);
     say("ready\n");
     for (;;) {
         pause();

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The background: it does not delay requested pages, and it begins with pages that vCPUs must touch
-first."""
+"""The background: it does not delay requested pages, and it begins with pages that vCPUs must touch first."""
 import statistics
 import time
 
 import pytest
 
-from tests.lab import fetch_proxy
 from tests.lab.arches import listed
 from tests.lab.backends import CHANNELS
-from tests.lab.fetch_proxy import FetchWire
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import MIB, NO_WINDOW, STOCK, Pair, until
 from tests.lab.proxy import MAIN, PAGE_SIZE, Lie, Page, pack
@@ -23,7 +20,7 @@ PC_ROM = 0xc0000    # address of the RAMBlock pc.rom
 
 def migrated(place, **options):
     """Both sides' query-migrate after a migration by one connection, with an unlimited background."""
-    with Pair(place, exits=None, capabilities=(), cpus=1, memory_mb=64, **options) as pair:
+    with Pair(place, capabilities=(), cpus=1, memory_mb=64, **options) as pair:
         pair.postcopy(pair.wire(pair.listen(), rate=RATE).uri, bandwidth=0)
         pair.finish()
         return [side.cmd("query-migrate") for side in pair.sides]
@@ -45,13 +42,13 @@ def test_stock_answers(place):
     assert window["delay"] > 0, window
 
 
-def around(place, channels, rate):
+def around(place, channels, rate=None):
     """How many pages went together, for each request; pages that the preempt channel sent without a request; by how
     many calls of the kernel the destination has placed how many pages."""
     urgent = Order()
-    with Pair(place, exits=None, memory_mb=160, mem=128, **CHANNELS[channels]) as pair:
-        wire = {"rate": rate, **({"lie": urgent} if channels == "preempt" else {})}
-        pair.postcopy(pair.listen() if channels == "fetch" else pair.wire(pair.listen(), **wire).uri, bandwidth=0)
+    with Pair(place, memory_mb=160, mem=128, **CHANNELS[channels]) as pair:
+        wire = pair.wire(pair.listen(), rate=rate, lie=urgent if channels == "preempt" else None)
+        pair.postcopy(wire.uri, bandwidth=0)
         pair.finish()
         together = [int(text) for name, text in pair.source.trace() if name == "postcopy_along"]
         faults = pair.faults()
@@ -63,15 +60,13 @@ def around(place, channels, rate):
 @pytest.mark.parametrize("channels", listed("preempt", "one-channel", "fetch", quick=["preempt"]))
 def test_pages_around_a_requested_one(place, channels):
     """Pages go along if a request would take longer, and adjacent pages are placed together."""
-    together, unasked, calls, pages = around(place, channels, None)
-    print(f"{len(unasked)} by the preempt channel were not requested, {calls} calls for {pages} pages")
+    together, unasked, calls, pages = around(place, channels)
     # The number of calls depends on the scheduler; page by page, it would be the number of pages
     assert 1 < max(together) <= 32 and calls < pages
     # When the stream ends, the destination only reads requested pages from that channel: these pages would be lost.
     assert not unasked
     if channels == "preempt":
         slow = around(place, channels, RATE)[0]
-        print(f"{statistics.mean(together):.1f} for a request, {statistics.mean(slow):.1f} on a slow wire")
         assert statistics.mean(slow) < statistics.mean(together), (slow, together)
 
 
@@ -140,33 +135,11 @@ def bound_to_be_touched(source, cpu):
     return {(cpu, name): address & -PAGE_SIZE for name, address in found.items()}
 
 
-class FrameOrder(FetchWire):
-    """Keeps the order of the pages of all fetch channels."""
-
-    def __init__(self, to, **options):
-        self.pages = []
-        self.name_on = {}
-        super().__init__(to, **options)
-
-    def frame(self, frame, send):
-        name = self.name_on[send] = frame.name or self.name_on.get(send, b"")
-        if frame.type in (fetch_proxy.PAGES, fetch_proxy.ZERO):
-            self.pages += [(name, frame.offset + at) for at in range(0, frame.length, PAGE_SIZE)]
-        send(frame.pack())
-
-
-@pytest.mark.parametrize("fetch", listed(2, 0, quick=[2]))
-def test_begins_with_what_vcpus_touch(place, fetch):
+def test_begins_with_what_vcpus_touch(place):
     """Before the migration, none of 40,000 pages has been sent."""
-    with LinuxPair(place, exits=None, cpus=2, fetch=fetch) as pair:
-        order: Order | FrameOrder
-        if fetch:
-            order = pair.wire_of(FrameOrder, pair.listen())
-            uri = order.uri
-        else:
-            order = Order()
-            uri = pair.wire(pair.listen(), lie=order, lying=MAIN).uri
-        pair.postcopy(uri, bandwidth=0)
+    order = Order()
+    with LinuxPair(place, cpus=2) as pair:
+        pair.postcopy(pair.wire(pair.listen(), lie=order, lying=MAIN).uri, bandwidth=0)
         wanted = bound_to_be_touched(pair.source, 0) | bound_to_be_touched(pair.source, 1)
         pair.finish()
     # 64 pages per vCPU, as many that all vCPUs share, and 129 of 64 queues
@@ -183,7 +156,7 @@ def before_others(place, **load):
     Counts from the time on at which the guest has requested enough, and the background has no limit.
     """
     order = Order()
-    with Pair(place, exits=None, cpus=4, memory_mb=96, mem=64, **load) as pair:
+    with Pair(place, memory_mb=96, mem=64, **load) as pair:
         pair.postcopy(pair.wire(pair.listen(), lie=order, lying=MAIN).uri, bandwidth=64 << 10)
         pair.until_faults()
         pair.until_requests(JUDGED)
@@ -200,5 +173,4 @@ def test_hot_pages_first(place):
     wanted = before_others(place, pattern="hot")
     # This guest wrote a tenth, and needs the zero pages as much
     unwanted = before_others(place, pattern="zerowrite", zero=90)
-    print(f"{wanted} pages before the others, {unwanted} of which the guest does not want more")
     assert wanted > 10 * unwanted

@@ -1,31 +1,40 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Post-copy while QEMU's main thread loads devices, which access the guest's memory."""
+"""Post-copy while QEMU's main thread loads devices, which access the guest's memory; and a destination that fails
+before it runs the guest, with exit-on-error=false: it stays, and reports the reason."""
 import socket
 from dataclasses import replace
 
 import pytest
 
 from tests.lab import other_qemu
+from tests.lab.arches import choices
 from tests.lab.backends import CHANNELS
 from tests.lab.failures import Ended, Failures
 from tests.lab.missing_at_load import loading
-from tests.lab.pair import FORK, INJECT, STOCK, Pair, until
+from tests.lab.pair import INJECT, Pair, until
 from tests.lab.proxy import MAIN, URGENT, VM_EOF, InPackage, Nothing
 
 PING, LOADED = (bytes.fromhex(f"08 0002 0004 {value:08x}") for value in (5, 3))
 
 
-@pytest.mark.parametrize("end, channels, destination", [
-    ("killed", "one-channel", FORK),
-    pytest.param("reset", "preempt", FORK, marks=pytest.mark.slow),
-    pytest.param("reset", "one-channel", FORK, marks=pytest.mark.slow),
-    pytest.param("killed", "preempt", FORK, marks=pytest.mark.slow),
-    # Stock QEMU, for comparison.
-    pytest.param("killed", "one-channel", STOCK, marks=pytest.mark.slow),
-])
-def test_source_ends_while_devices_are_loaded(place, end, channels, destination):
+def ends(place, end, channels, wrapper=()):
+    lying = URGENT if channels == "preempt" else MAIN
+    with loading(place, Nothing(), lying=lying, wrapper=wrapper, **CHANNELS[channels]) as (pair, wire):
+        if end == "killed":
+            pair.source.signal("KILL")
+        else:
+            wire.cut()
+        until(lambda: not pair.destination.job.running, "the destination ends", timeout=20)
+        result = pair.destination.job.wait()
+        assert result.rc == 1
+        assert "load of migration failed" in result.output or "loadvm failed" in result.output
+
+
+@pytest.mark.parametrize("end, channels", choices(
+    ["killed", "reset"], ["one-channel", "preempt"], quick=[("killed", "one-channel")]))
+def test_source_ends_while_devices_are_loaded(place, end, channels):
     """virtio reads its ring, which will never be received: the destination exits."""
-    ends(place, end, channels, destination)
+    ends(place, end, channels)
 
 
 @pytest.mark.slow
@@ -33,7 +42,7 @@ def test_both_threads_exit(lab):
     """With glibc 2.41 or later, one of the two threads that find an error waits for the other one in exit()."""
     other_qemu.put(lab)
     for _ in range(10):
-        ends(lab, "killed", "one-channel", FORK, wrapper=other_qemu.LIBRARIES)
+        ends(lab, "killed", "one-channel", wrapper=other_qemu.LIBRARIES)
 
 
 class BadAtLast(Nothing):
@@ -125,14 +134,38 @@ def test_urgent_channel_breaks_behind_the_devices(place):
         pair.recover_and_finish()
 
 
-def ends(place, end, channels, destination, wrapper=()):
-    lying = URGENT if channels == "preempt" else MAIN
-    with loading(place, Nothing(), destination, lying=lying, wrapper=wrapper, **CHANNELS[channels]) as (pair, wire):
-        if end == "killed":
-            pair.source.signal("KILL")
-        else:
-            wire.cut()
-        until(lambda: not pair.destination.job.running, "the destination ends", timeout=20)
-        assert pair.destination.job.wait().rc == 1
-        assert "load of migration failed" in pair.destination.job.output \
-            or "loadvm failed" in pair.destination.job.output
+def asked_to_stay(pair):
+    """As Pair.listen()."""
+    port = pair.port()
+    pair.destination.cmd("migrate-incoming", uri=f"tcp:{pair.lab.address}:{port}", exit_on_error=False)
+    return pair.uri_of(port)
+
+
+def assert_stays(pair):
+    """The destination has failed and reports that; nothing of post-copy is left there."""
+    pair.destination.wait_status("failed")
+    assert "load of migration failed" in pair.destination.cmd("query-migrate")["error-desc"]
+    until(lambda: not pair.destination.has_open("[userfaultfd]"), "memory is not missing any more")
+    until(lambda: "mig/dst/listen" not in [thread.name for thread in pair.destination.threads()], "the thread ends")
+    assert not pair.destination.cmd("query-status")["running"]
+    pair.destination.cmd("quit")
+    assert pair.destination.job.wait().rc == 0
+
+
+def test_destination_stays_if_it_is_asked_to(place):
+    """The source resumes the guest at once, though it has memory for hours to send."""
+    with Pair(place, mem=8, source_options=("-device", "pvpanic-pci")) as pair:
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=1 << 10)
+        pair.start(asked_to_stay(pair))
+        pair.source.cmd("migrate-start-postcopy")
+        pair.source.wait_status("failed")
+        until(lambda: pair.source.cmd("query-status")["running"], "the guest runs on")
+        assert_stays(pair)
+
+
+def test_destination_stays_if_its_source_ends(place, monkeypatch):
+    """The source exits while the destination's main thread waits for a page of the devices."""
+    monkeypatch.setattr(Pair, "listen", asked_to_stay)
+    with loading(place, Nothing()) as (pair, _):
+        pair.source.signal("KILL")
+        assert_stays(pair)

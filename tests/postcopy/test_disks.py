@@ -1,73 +1,29 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Two sides that share a disk never both run the guest: its image lock decides, or the operator does."""
 import shlex
-import socket
-import threading
 import time
 
 import pytest
-from qemu.qmp import ExecuteError
 
 from tests.lab import tls
 from tests.lab.backends import shared_disk
 from tests.lab.failures import Failures
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import INJECT, MIB, Pair, until
-from tests.lab.paths import PATIENCE
-from tests.lab.proxy import CHUNK, Copy, Wire, pack, package_of
+from tests.postcopy.steps import assert_refused, events, held_at
 
 LOCK = 'Failed to get "write" lock'
 CANNOT_CHECK = "QEMU cannot check that"
-WITHOUT_LOCK = {
-    "locking-off": ("file.locking=off", ""),
-    "share-rw": ("", "share-rw=on"),
-    "none": None,
-}
 
 
 def both(words):
     return {"source_options": words, "destination_options": words}
 
 
-class Mute(Wire):
-    """From the packaged device state on, the source receives nothing of the destination; and the destination receives
-    that state only when deliver is set."""
-
-    def __init__(self, to: int) -> None:
-        self.held, self.deliver = threading.Event(), threading.Event()
-        super().__init__(to)
-
-    def _forward(self, channel: int) -> Copy:
-        return self._main if not channel else self._copy
-
-    def _main(self, a: socket.socket, b: socket.socket) -> None:
-        with a.makefile("rb") as stream:
-            package = package_of(stream, b.sendall)
-            self.held.set()
-            self.deliver.wait()
-            b.sendall(pack(package or b""))
-            while data := stream.read1(CHUNK):
-                b.sendall(data)
-
-    def _back(self, a: socket.socket, b: socket.socket) -> None:
-        while data := a.recv(CHUNK):
-            if not self.held.is_set():
-                b.sendall(data)
-
-    def cut(self) -> None:
-        super().cut()
-        self.deliver.set()
-
-
 def to_the_package(pair):
-    """The source has stopped the guest and deactivated its disks; the destination has not received that state yet."""
-    wire = pair.wire_of(Mute, pair.listen())
-    # Some memory must be missing when the connection breaks.
-    pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=64 << 10)
-    pair.start(wire.uri)
-    pair.source.cmd("migrate-start-postcopy")
-    assert wire.held.wait(60 * PATIENCE)
-    return wire
+    """The source has stopped the guest and deactivated its disks, and receives nothing more; the destination has not
+    received the packaged device state yet."""
+    return held_at(pair, part=0, mute=True)
 
 
 def cut(pair, wire):
@@ -88,12 +44,11 @@ def test_source_does_not_take_disks_that_are_in_use(place):
     _, words = shared_disk(place)
     with Pair(place, mem=8, **both(words)) as pair:
         wire = to_the_package(pair)
-        wire.deliver.set()
+        wire.go()
         until(lambda: runs(pair.destination), "the guest runs on the destination")
         cut(pair, wire)
         for arguments in {}, {"destination_dead": True}:
-            with pytest.raises(ExecuteError, match=LOCK):
-                pair.source.cmd("migrate_cancel", **arguments)
+            assert_refused(pair.source, LOCK, "migrate_cancel", **arguments)
             assert pair.source.status() == "postcopy-paused"
             assert not runs(pair.source)
         assert LOCK in pair.source.hmp("migrate_cancel")
@@ -116,17 +71,16 @@ def test_source_takes_its_disks_back(place):
 
 
 @pytest.mark.parametrize("by", ["QMP", "HMP"])
-@pytest.mark.parametrize("disk", list(WITHOUT_LOCK))
+@pytest.mark.parametrize("disk", [("file.locking=off",), ("", "share-rw=on"), None],
+                         ids=["locking-off", "share-rw", "none"])
 def test_word_of_the_operator(place, disk, by):
     """Without a lock, the operator decides."""
-    options = WITHOUT_LOCK[disk]
-    words = shared_disk(place, *options)[1] if options else ()
+    words = shared_disk(place, *disk)[1] if disk else ()
     with Pair(place, mem=8, **both(words)) as pair:
         wire = to_the_package(pair)
         pair.destination.signal("KILL")
         cut(pair, wire)
-        with pytest.raises(ExecuteError, match=CANNOT_CHECK):
-            pair.source.cmd("migrate_cancel")
+        assert_refused(pair.source, CANNOT_CHECK, "migrate_cancel")
         assert CANNOT_CHECK in pair.source.hmp("migrate_cancel")
         assert pair.source.status() == "postcopy-paused"
         if by == "QMP":
@@ -155,12 +109,6 @@ def in_use(place):
         job.kill()
 
 
-def assert_cont_is_refused(side):
-    with pytest.raises(ExecuteError, match=LOCK):
-        side.cmd("cont")
-    assert status(side) == "paused"
-
-
 @pytest.mark.parametrize("start", ["by-itself", "cont"])
 @pytest.mark.parametrize("way", ["post-copy", "pre-copy"])
 def test_destination_cannot_take_its_disks(place, in_use, way, start):
@@ -181,8 +129,9 @@ def test_destination_cannot_take_its_disks(place, in_use, way, start):
             pair.precopy()
         until(lambda: status(pair.destination) == "paused", "the guest is paused")
         pair.destination.wait_says(LOCK)
-        assert any(event["event"] == "STOP" for event in pair.destination.qmp.get_events())
-        assert_cont_is_refused(pair.destination)
+        assert "STOP" in events(pair.destination)
+        assert_refused(pair.destination, LOCK, "cont")
+        assert status(pair.destination) == "paused"
         free()
         pair.destination.cmd("cont")
         assert runs(pair.destination)
@@ -200,14 +149,15 @@ def test_source_that_failed_does_not_run_without_its_disks(place, in_use):
         pair.source.cmd("migrate-start-postcopy")
         pair.source.wait_status("failed")
         until(lambda: status(pair.source) == "paused", "the guest is paused")
-        assert_cont_is_refused(pair.source)
+        assert_refused(pair.source, LOCK, "cont")
+        assert status(pair.source) == "paused"
         free()
         pair.source.cmd("cont")
         assert runs(pair.source)
 
 
-@pytest.mark.parametrize("way", ["post-copy", "pre-copy"])
-def test_guest_that_is_stopped_stays_so(place, way):
+@pytest.mark.parametrize("way, runs_early", [("post-copy", False), ("post-copy", True), ("pre-copy", False)])
+def test_guest_that_is_stopped_stays_so(place, way, runs_early):
     """A stopped guest's memory is received like another's, and the guest can run before all is received."""
     with Pair(place, mem=8, zero=0, capabilities=() if way == "post-copy" else None) as pair:
         pair.source.wait_ready()
@@ -215,16 +165,21 @@ def test_guest_that_is_stopped_stays_so(place, way):
         if way == "pre-copy":
             pair.precopy()
         else:
-            pair.postcopy()
+            pair.postcopy(bandwidth=64 << 10 if runs_early else MIB)
             until(lambda: status(pair.destination) == "paused", "the guest has come")
             pair.until_faults()
-            before = pair.faults()["copied-bytes"]
-            until(lambda: pair.faults()["copied-bytes"] > before, "memory comes")
+            if runs_early:
+                pair.destination.cmd("cont")
+                pair.until_requests(0)
+            else:
+                before = pair.faults()["copied-bytes"]
+                until(lambda: pair.faults()["copied-bytes"] > before, "memory comes")
             pair.fast()
         pair.destination.wait_status("completed")
-        assert status(pair.destination) == "paused"
-        assert not pair.destination.report().events
-        pair.destination.cmd("cont")
+        if not runs_early:
+            assert status(pair.destination) == "paused"
+            assert not pair.destination.report().events
+            pair.destination.cmd("cont")
         pair.finish()
 
 
@@ -274,19 +229,6 @@ def test_disk_is_copied_beside_postcopy(place):
         pair.finish_fast()
 
 
-def test_stopped_guest_runs_before_its_memory_has_come(place):
-    with Pair(place, mem=8, capabilities=()) as pair:
-        pair.source.wait_ready()
-        pair.source.cmd("stop")
-        pair.postcopy(bandwidth=64 << 10)
-        until(lambda: status(pair.destination) == "paused", "the guest has come")
-        pair.destination.cmd("cont")
-        pair.until_faults()
-        pair.until_requests(0)
-        pair.fast()
-        pair.finish()
-
-
 @pytest.mark.parametrize("when", ["pre-copy", "post-copy", pytest.param("paused", marks=pytest.mark.slow)])
 def test_quit_waits_for_the_migration_thread(place, when):
     """The thread uses the disks, which QEMU would close; and it resumes no guest that the destination may run."""
@@ -300,7 +242,7 @@ def test_quit_waits_for_the_migration_thread(place, when):
             pair.midst(wire.uri, bandwidth=64 << 10)
         if when == "paused":
             cut(pair, wire)
-        events = pair.source.report().events
+        before = pair.source.report().events
         inject.arm("migration-ends")
         pair.source.cmd("quit")
         until(lambda: inject.held("migration-ends") or not pair.source.job.running, "the thread ends, or QEMU")
@@ -310,4 +252,4 @@ def test_quit_waits_for_the_migration_thread(place, when):
         inject.release("migration-ends")
         assert pair.source.job.wait().rc == 0, pair.source.job.output
         if when != "pre-copy":
-            assert pair.source.report().events == events
+            assert pair.source.report().events == before

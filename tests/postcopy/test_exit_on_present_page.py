@@ -6,16 +6,13 @@ from typing import Any
 import pytest
 from qemu.qmp import ExecuteError
 
-from tests.lab import guest
 from tests.lab.arches import both_interfaces
 from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import Pair, until
-from tests.lab.proxy import MAIN, Endless
 from tests.lab.text import search
+from tests.postcopy.steps import DIMM, FAR_MB, far_pair, let_go, receive_all
 
 TIMES = 150
-FAR_MB = 8
-DIMM = ("-object", f"memory-backend-ram,id=far,size={FAR_MB}M", "-device", "pc-dimm,memdev=far")
 KSM = "/sys/kernel/mm/ksm"
 
 
@@ -38,22 +35,14 @@ def all_has_come(lab, **options):
     """A pair with all memory received, whose post-copy continues, because the destination does not get the end; and the
     faults, which are counted when the guest has ended."""
     faults: dict[str, Any] = {}
-    with Pair(lab, exits="on", cpus=1, memory_mb="32,slots=1,maxmem=1G", payload=guest.payload("far"),
-              mem=FAR_MB, source_options=DIMM, destination_options=DIMM, **options) as pair:
-        pair.postcopy(pair.wire(pair.listen(), lie=Endless(), lying=MAIN).uri, bandwidth=0)
-        until(lambda: "migration_completion_postcopy_end_after_complete" in dict(pair.source.trace()),
-              "the source has sent all")
-        pair.destination.wait_event("timing")
-        until(lambda: not pair.faults()["awaited"], "all has come")
+    with far_pair(lab, DIMM, exits="on", **options) as pair:
+        receive_all(pair)
         yield pair, faults
-        # The guest resumes, and so does the migration.
-        pair.destination.hmp("o/b 0x70 0x40")
-        pair.destination.hmp("o/b 0x71 1")
+        let_go(pair)
         pair.destination.wait_event("end")
         faults |= pair.faults()
         pair.pause()
-        pair.recover()
-        pair.finish()
+        pair.recover_and_finish()
 
 
 @both_interfaces
@@ -68,7 +57,6 @@ def test_swapped_out_again_and_again(lab, swap, by):
         for _ in range(3):
             lab.run(f"p=$(cat {destination.pidfile}); for i in $(seq {TIMES // 3}); do "
                     f"build/tests/pageout $p {address} 4096; usleep 20000; done", check=True)
-            print(pair.faults())
             assert destination.cmd("query-status")["status"] == "running", destination.job.output
         populated = pair.faults()["populated"] - before
         assert populated == 0 if by == USERFAULT else populated > 0.8 * TIMES

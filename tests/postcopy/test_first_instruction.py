@@ -64,7 +64,6 @@ def missed_by_vcpus(lab, options, channels):
 def test_before_the_first_instruction(lab, channels):
     """The vCPU's code, stack and tables, the devices' rings and the handlers of interrupts are received by then."""
     missed = missed_by_vcpus(lab, (), channels)
-    print(f"pages missed by each vCPU: {missed}")
     assert missed, "all vCPUs were within system calls"
     assert max(missed) <= 2
 

@@ -13,48 +13,41 @@ from tests.lab import tls
 from tests.lab.arches import listed
 from tests.lab.backends import CHANNELS
 from tests.lab.host import Host
-from tests.lab.pair import FORK, MIB, STOCK, Pair, until
+from tests.lab.pair import MIB, STOCK, Pair, until
 from tests.lab.paths import SANITIZED
 
-# TLS records of each connection. A destination sends few.
-RECORDS = {"source": 200, "destination": 20}
+
+def rekeyed(place, **options):
+    """A pair that renews keys after a number of TLS records of each connection. A destination sends few."""
+    preload = "env", "LD_PRELOAD=build/tests/rekey.so"
+    return Pair(place, tls=tls.directory(place), memory_mb=64, mem=48, pattern="shared",
+                wrapper=(*preload, "REKEY=20"), source_wrapper=(*preload, "REKEY=200"), **options)
 
 
-def rekey(side):
-    return "env", "LD_PRELOAD=build/tests/rekey.so", f"REKEY={RECORDS[side]}"
-
-
-def renewals(side):
-    """GnuTLS' results of renewing keys."""
-    return re.findall(r"^keys renewed: (-?\d+)", side.job.output, re.M)
+def assert_renewed(pair, result):
+    """result: of GnuTLS, for all renewals of keys."""
+    with pair:
+        pair.midst()
+        pair.finish_fast()
+        for side in pair.sides:
+            assert set(re.findall(r"^keys renewed: (-?\d+)", side.job.output, re.M)) == {result}, side.job.output
 
 
 @pytest.mark.skipif(SANITIZED, reason="a sanitizer must be loaded before what is preloaded")
 @pytest.mark.parametrize("channels", CHANNELS)
 def test_keys_change(place, channels):
     """TLS 1.3 renews the keys of a connection by which one thread sends and another one receives, on both sides."""
-    with Pair(place, tls=tls.directory(place), memory_mb=64, mem=48, pattern="shared", wrapper=rekey("destination"),
-              source_wrapper=rekey("source"), **CHANNELS[channels]) as pair:
-        pair.midst()
-        pair.finish_fast()
-        for side in pair.sides:
-            assert set(renewals(side)) == {"0"}, side.job.output
+    assert_renewed(rekeyed(place, **CHANNELS[channels]), "0")
 
 
 @pytest.mark.skipif(SANITIZED, reason="the other side is stock QEMU, without its sanitizer")
 @pytest.mark.parametrize("stock", ["source", "destination"])
 def test_stock_does_not_change_keys_with_tls_1_2(place, stock):
     """Stock QEMU breaks when its keys change: docs/usage.md describes how one side can prevent that."""
-    pair = Pair(place, tls=tls.directory(place), memory_mb=64, mem=48, pattern="shared", capabilities=(),
-                source=STOCK if stock == "source" else FORK, destination=STOCK if stock == "destination" else FORK,
-                wrapper=rekey("destination"), source_wrapper=rekey("source"))
+    pair = rekeyed(place, capabilities=(), **{stock: STOCK})
     ours = pair.plans[stock == "source"]
     ours.arguments[-1] += ",priority=NORMAL:-VERS-TLS1.3"
-    with pair:
-        pair.midst()
-        pair.finish_fast()
-        for side in pair.sides:
-            assert set(renewals(side)) == {"-50"}, side.job.output     # GNUTLS_E_INVALID_REQUEST
+    assert_renewed(pair, "-50")     # GNUTLS_E_INVALID_REQUEST
 
 
 SYS_PIDFD_GETFD = 438
@@ -66,30 +59,29 @@ OPTIONS = {(socket.SOL_SOCKET, socket.SO_KEEPALIVE): (1, 1),
            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): (210_000, 3000)}
 
 
-@contextlib.contextmanager
-def connections(side, port):
-    """The connections of a side's QEMU to or from a port."""
+def connections(opened, side, port):
+    """The connections of a side's QEMU to or from a port; opened: closes them here."""
     pid = int(Path(side.pidfile).read_text())
     pidfd = os.pidfd_open(pid)
-    with contextlib.ExitStack() as opened:
-        opened.callback(os.close, pidfd)
-        found = []
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            if not os.readlink(file).startswith("socket:"):
-                continue
-            fd = ctypes.CDLL(None, use_errno=True).syscall(SYS_PIDFD_GETFD, pidfd, int(file.name), 0)
-            assert fd >= 0, os.strerror(ctypes.get_errno())
-            one = opened.enter_context(socket.socket(fileno=fd))
-            with contextlib.suppress(OSError):      # The socket listens, or has no port
-                if port in (one.getpeername()[1], one.getsockname()[1]):
-                    found.append(one)
-        yield found
+    opened.callback(os.close, pidfd)
+    found = []
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        if not os.readlink(file).startswith("socket:"):
+            continue
+        fd = ctypes.CDLL(None, use_errno=True).syscall(SYS_PIDFD_GETFD, pidfd, int(file.name), 0)
+        assert fd >= 0, os.strerror(ctypes.get_errno())
+        one = opened.enter_context(socket.socket(fileno=fd))
+        with contextlib.suppress(OSError):      # The socket listens, or has no port
+            if port in (one.getpeername()[1], one.getsockname()[1]):
+                found.append(one)
+    return found
 
 
 def dies(pair, wire, number):
     """All connections of both sides have options by which QEMU notices their death; their times are shortened here."""
-    ports = wire.listening.getsockname()[1], wire.to
-    with connections(pair.source, ports[0]) as ours, connections(pair.destination, ports[1]) as theirs:
+    with contextlib.ExitStack() as opened:
+        ours = connections(opened, pair.source, wire.listening.getsockname()[1])
+        theirs = connections(opened, pair.destination, wire.to)
         assert (len(ours), len(theirs)) == (number, number)
         for one in ours + theirs:
             assert {o: one.getsockopt(*o) for o in OPTIONS} == {o: usual for o, (usual, _) in OPTIONS.items()}

@@ -8,20 +8,12 @@ import pytest
 from tests.lab import tls
 from tests.lab.arches import listed
 from tests.lab.backends import CHANNELS
-from tests.lab.failures import Failures, phase_wire
+from tests.lab.failures import Failures
 from tests.lab.pair import MIB, Pair, until
-from tests.lab.paths import PATIENCE
 from tests.lab.proxy import CHUNK, Wire
+from tests.postcopy.steps import events, held_at, ram
 
 NUMBER = 3
-
-
-def ram(pair):
-    return pair.source.cmd("query-migrate")["ram"]
-
-
-def readers(side):
-    return sum(thread.name.startswith("mig/dst/recv") for thread in side.threads())
 
 
 @pytest.mark.parametrize("channels, encrypted, zeros", listed(
@@ -47,7 +39,8 @@ def test_postcopy(place, channels, encrypted, zeros):
         before = ram(pair)["multifd-bytes"]
         # The second connection
         wire.abort(*wire.channels[1])
-        until(lambda: readers(pair.destination) < NUMBER, "its thread has ended")
+        until(lambda: sum(thread.name.startswith("mig/dst/recv") for thread in pair.destination.threads()) < NUMBER,
+              "its thread has ended")
         assert not any("error-desc" in side.migration("postcopy-active") for side in pair.sides)
         wire.cut()
         pair.wait_paused()
@@ -106,7 +99,7 @@ def test_channel_breaks_before_all_is_read(place):
         wire.goes_on.set()
         until(lambda: not pair.destination.job.running, "the destination ends")
         pair.source.wait_status("failed")
-        assert "STOP" not in [event["event"] for event in pair.source.qmp.get_events(wait=False)]
+        assert "STOP" not in events(pair.source)
         whole_on_source(pair)
 
 
@@ -114,10 +107,7 @@ def test_killed_within_the_devices(place):
     """The paused source has no main channel when it resumes its guest."""
     with Pair(place, mem=8, **CHANNELS["one-channel"]) as pair:
         pair.use_multifd(NUMBER)
-        wire = phase_wire(pair, pair.listen(), "switch", 0.5)
-        pair.start(wire.uri)
-        pair.source.cmd("migrate-start-postcopy")
-        assert wire.reached.wait(60 * PATIENCE)
+        wire = held_at(pair)
         Failures(pair).act("kill-destination", wire)
         pair.source.wait_status("postcopy-paused")
         pair.source.cmd("migrate_cancel", destination_dead=True)

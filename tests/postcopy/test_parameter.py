@@ -92,9 +92,3 @@ def test_on_is_refused_when_postcopy_is_announced(old_kernel):
         assert MISSING in pair.destination.job.wait().output
         # The guest stays on the source.
         assert pair.source.cmd("query-status")["status"] == "running"
-
-
-@on_both()
-def test_on_the_command_line(lab):
-    with Pair(lab, mem=2, destination_options=("-global", "migration.postcopy-fault-exits=off")) as pair:
-        served_by_uffd_alone(pair)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM."""
-
+"""vCPUs that miss the same page, the same huge page, different pages, zero pages; by SMI; ROM; in a nested guest; and
+which memslots get KVM_MEM_EXIT_ON_MISSING or KVM_MEM_USERFAULT, and for how long."""
 import pytest
 
-from tests.lab.arches import both_interfaces, choices, listed, on_both
+from tests.lab import guest
+from tests.lab.arches import both_interfaces, choices, listed, on_aarch64, on_both
 from tests.lab.backends import guest_on
 from tests.lab.kvm_interface import USERFAULT
 from tests.lab.pair import MIB, Pair
@@ -14,11 +15,12 @@ EXITS = ("on", "off")
 WITH_EXITS = listed(*EXITS, quick=["on"])
 # Pages of the firmware, which the guest reads. Its memslots are read-only and do not exit.
 ROM_PAGES = 16
-PAGE = 4096
 # RAMBlocks of the guest's memory, whose memslots exit.
 RAM = ("pc.ram", "mach-virt.ram", "ram")
-HUGETLB = ("hugetlb-file", "hugetlb-private", "hugetlb")
-SHARED = ("memfd", "shm", "anonymous-shared")
+READONLY, EXIT_ON_MISSING = 2, 8
+SMRAM = 1   # address space
+# The pages of a bitmap's word. Memslots begin at multiples of it in their block, but for parts of a PC's first MiB.
+WORD = 64 << 12
 
 
 def migrate(place, exits, at_least=20, bandwidth=MIB, **options):
@@ -40,8 +42,7 @@ def migrate(place, exits, at_least=20, bandwidth=MIB, **options):
         unsent = faults["requests"] - pair.source.cmd("query-migrate")["ram"]["postcopy-requests"]
         assert 0 <= unsent <= pair.cpus
         in_place = options.get("backend") in ("hugetlb-file", "hugetlb")
-        assert in_place == any(name == "postcopy_mirror" and text.startswith("ram ")
-                             for name, text in trace)
+        assert in_place == any(name == "postcopy_mirror" and text.startswith("ram ") for name, text in trace)
         if in_place:
             # All memory was allocated by the helper thread, none by a thread that receives pages.
             assert dict(trace)["postcopy_mirror_memory"] == f"ram: {options['memory_mb'] * MIB:#x} bytes, 0"
@@ -61,22 +62,44 @@ def test_different_pages(place, exits):
     migrate(place, exits, pattern="disjoint")
 
 
+def faults_taken(side):
+    """The number of faults in KVM."""
+    return int(side.lab.run(f"cat /sys/kernel/debug/kvm/$(cat {side.pidfile})-*/pf_taken", check=True).output)
+
+
 @both_interfaces
 def test_mapped_at_once(lab):
     """A received page is mapped before the vCPU resumes, which would fault again otherwise."""
     with Pair(lab, exits="on", mem=8, zero=0) as pair:
         # Hardly any page is received before it is missed.
         pair.postcopy(bandwidth=64 << 10)
-        dst = pair.destination
-        dst.wait_event("end")
+        pair.destination.wait_event("end")
         pair.finish_fast()
-        taken = int(lab.run(f"cat /sys/kernel/debug/kvm/$(cat {dst.pidfile})-*/pf_taken", check=True).output)
+        taken = faults_taken(pair.destination)
         exits, pages = pair.faults()["exits"], pair.source.report().the("boot")["test_pages"]
-    print(f"{taken} faults in KVM, {exits} exits, {pages} pages")
     # The longer the guest takes, the more pages the background sends first.
     assert SANITIZED or exits > pages / 8
     # One fault per missed page, and one after its mapping was dropped; some for other memory.
     assert taken < 2 * pages + exits / 2
+
+
+@both_interfaces
+@pytest.mark.slow
+def test_mapped_at_once_after_a_nested_fault(lab):
+    """KVM maps no pages ahead for a vCPU that runs a nested guest; for other vCPUs it still does."""
+    with Pair(lab, exits="on", cpus=2, memory_mb=48, payload=guest.payload("nested"), mem=16) as pair:
+        pair.postcopy(bandwidth=64 << 10)
+        pair.destination.wait_event("end")
+        taken, exits = faults_taken(pair.destination), pair.faults()["exits"]
+        # The nested guest's page, before all others
+        last = 32 * MIB - 4096
+        missed = [text for name, text in pair.destination.trace()
+                  if name == "kvm_exit_on_missing" and "gpa 0x1" in text]
+        first = next(i for i, text in enumerate(missed) if f"gpa {last:#x}," in text)
+        assert exits > 1000 and first < 100
+        # KVM counts one fault per page, and another one if the page was not mapped after the exit.
+        assert taken - 16 * MIB // 4096 < exits / 10
+        pair.finish_fast()
 
 
 @both_interfaces
@@ -88,16 +111,16 @@ def test_same_page(place, exits):
 
 
 @both_interfaces
-@on_both("exits, backend",
-         choices(EXITS, SHARED, quick=[("on", "memfd"), ("off", "anonymous-shared")]))
+@on_both("exits, backend", choices(
+    EXITS, ("memfd", "shm", "anonymous-shared"), quick=[("on", "memfd"), ("off", "anonymous-shared")]))
 def test_shared_memory(place, exits, backend):
     """Every other page is zero until it is written to."""
     migrate(place, exits, pattern="shared", zero=50, backend=backend)
 
 
 @both_interfaces
-@on_both("exits, backend",
-         choices(EXITS, HUGETLB, quick=[("on", "hugetlb")]))
+@on_both("exits, backend", choices(
+    EXITS, ("hugetlb-file", "hugetlb-private", "hugetlb"), quick=[("on", "hugetlb")]))
 def test_same_huge_page(place, exits, backend):
     faults, _ = migrate(place, exits, at_least=5, bandwidth=16 * MIB, **guest_on(backend))
     # Requests are for the host's pages, of which there are 32.
@@ -124,7 +147,6 @@ def test_write_to_a_zero_page(place, exits, by):
     # were received before.
     requested = {page for page, state in pages("postcopy_fault_exit") if state == "1"}
     twice = requested & {page for page, _ in pages("postcopy_fault_populate")}
-    print(f"{len(requested)} requested, {len(twice)} of them exited for twice")
     assert len(requested) > 20 and len(twice) <= len(requested) / 20
     if by == USERFAULT:
         # Only pages that were received between the exit and its check.
@@ -141,3 +163,54 @@ def test_smm(lab):
     assert {cpu for cpu, as_id in missed if as_id == "1"} == {"0"}
     assert SANITIZED or sum(as_id == "1" for _, as_id in missed) > 10
     assert {cpu for cpu, as_id in missed if as_id == "0"} >= {"1", "2", "3"}
+
+
+def slots(trace):
+    """After each event of the trace, its name and the flags of all slots: {(space, slot, address): flags}."""
+    now: dict[tuple[int, int, int], int] = {}
+    for name, text in trace:
+        if name == "kvm_set_user_memory":
+            space, slot, flags, gpa, size = search(
+                r"^AddrSpace#(\d+) Slot#(\d+) flags=(\w+) gpa=(\w+) size=(\w+)", text).groups()
+            key = int(space), int(slot), int(gpa, 16)
+            now.pop(key, None)
+            if int(size, 16):
+                now[key] = int(flags, 16)
+        yield name, dict(now)
+
+
+@both_interfaces
+@pytest.mark.parametrize("machine, spaces", listed(
+    ("q35,smm=on", {0, SMRAM}), ("pc", {0, SMRAM}), ("pc,smm=off", {0}), quick=[("q35,smm=on", {0, SMRAM})]))
+def test_flags(lab, machine, spaces, by):
+    flags_of(lab, machine, spaces, by)
+
+
+@both_interfaces
+@on_aarch64()
+def test_flags_on_aarch64(lab, by):
+    flags_of(lab, None, {0}, by)
+
+
+def flags_of(lab, machine, spaces, by):
+    with Pair(lab, exits="on", mem=8, machine=machine) as pair:
+        pair.postcopy()
+        pair.finish()
+        trace = pair.destination.trace()
+    steps = list(slots(trace))
+    names = [name for name, _ in steps]
+    enabled = names.index("kvm_exit_on_missing_enable")
+    disabled = names.index("kvm_exit_on_missing_disable")
+    flag = "KVM_MEM_USERFAULT" if by == USERFAULT else "KVM_MEM_EXIT_ON_MISSING"
+    assert ("kvm_exit_on_missing_enable", f"{flag}: ret 0") in trace
+    assert names.count("kvm_exit_on_missing_enable") == names.count("kvm_exit_on_missing_disable") == 1
+    for i, (_, now) in enumerate(steps):
+        if enabled <= i < disabled - len(now):
+            # While post-copy runs: all writable RAM, also of new slots.
+            # A bitmap begins with a whole word.
+            assert {key for key, flags in now.items() if flags & EXIT_ON_MISSING} == \
+                {key for key, flags in now.items() if not flags & READONLY
+                 and not (by == USERFAULT and key[2] < MIB and key[2] % WORD)}, (i, now)
+            assert {space for (space, _, _), flags in now.items() if flags & EXIT_ON_MISSING} == spaces
+    assert not any(flags & EXIT_ON_MISSING for flags in steps[disabled][1].values())
+    assert not any(flags & EXIT_ON_MISSING for flags in steps[-1][1].values())

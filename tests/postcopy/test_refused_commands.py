@@ -1,32 +1,62 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Commands that would need all of the guest's memory, or replace it, while post-copy runs."""
+"""Commands that are refused during a migration: changes of settings on which it depends, on either side; and commands
+that need all of the guest's memory, or replace it."""
 import pytest
 from qemu.qmp import ExecuteError
 
-from tests.lab.pair import Pair
+from tests.lab.arches import listed
+from tests.lab.pair import MIB, Pair
+from tests.postcopy.steps import assert_refused
 
+IN_PROGRESS = "in progress"
 # Names of snapshots; "old" is taken before
 TAG = {"snapshot-save": "new", "snapshot-load": "old"}
 HUMAN = {"snapshot-save": "savevm new", "snapshot-load": "loadvm old", "migrate": "migrate -d tcp:127.0.0.1:1"}
 REASON = "guest memory are missing"
 
 
+def test_capabilities_of_a_destination(place):
+    """Capabilities decide the meaning of a stream's end: without postcopy-ram, no page is missing."""
+    with Pair(place, mem=8) as pair:
+        pair.start()
+
+        def assert_kept():
+            for name in "postcopy-preempt", "postcopy-ram":
+                with pytest.raises(ExecuteError, match=IN_PROGRESS):
+                    pair.destination.set_capabilities(name, state=False)
+
+        assert_kept()
+        pair.source.cmd("migrate-set-parameters", max_postcopy_bandwidth=64 << 10)
+        pair.source.cmd("migrate-start-postcopy")
+        pair.until_faults()
+        assert_kept()
+        pair.pause()
+        assert_kept()
+        pair.recover_and_finish()
+        pair.destination.set_capabilities("postcopy-preempt", state=False)
+
+
+def test_number_of_channels(place):
+    """All loops over the channels end at the parameter's value."""
+    with Pair(place, mem=16, capabilities=None) as pair:
+        pair.use_multifd()
+        pair.start(bandwidth=MIB)
+        for side in pair.sides:
+            for name, value in ("multifd-channels", 1), ("multifd-channels", 255), ("mode", "cpr-reboot"):
+                assert_refused(side, f"{name}.*{IN_PROGRESS}", "migrate-set-parameters", **{name: value})
+            # Other parameters, and the same number, can be set.
+            side.cmd("migrate-set-parameters", multifd_channels=2, announce_rounds=3)
+        pair.source.cmd("migrate-set-parameters", max_bandwidth=128 * MIB, downtime_limit=20000)
+        pair.finish()
+        pair.destination.cmd("migrate-set-parameters", multifd_channels=4)
+
+
 def snapshot(side, command):
     return side.run_job(command, tag=TAG[command], vmstate="disk", devices=["disk"])
 
 
-def error_of(side, command, pair):
-    if command == "migrate":
-        with pytest.raises(ExecuteError) as refused:
-            side.cmd("migrate", uri=f"tcp:127.0.0.1:{pair.port()}")
-        return str(refused.value)
-    return snapshot(side, command)
-
-
-@pytest.mark.parametrize("command", [
-    pytest.param("snapshot-save", marks=pytest.mark.slow), pytest.param("snapshot-load", marks=pytest.mark.slow),
-    "migrate"])
-def test_refused(place, command):
+@pytest.mark.parametrize("command", listed(*HUMAN, quick=["migrate"]))
+def test_what_needs_all_memory(place, command):
     """The source sends no data: a command that waited for it would block QEMU's main thread. The guest continues, and
     when all memory is received, the commands succeed."""
     with Pair(place, pattern="shared", mem=16) as pair:
@@ -37,8 +67,11 @@ def test_refused(place, command):
         source.cmd("blockdev-del", node_name="disk")
         pair.midst()
         source.signal("STOP")
-        destination.attach_disk(image)
-        assert REASON in error_of(destination, command, pair)
+        destination.cmd("blockdev-add", driver="qcow2", node_name="disk", file={"driver": "file", "filename": image})
+        if command == "migrate":
+            assert_refused(destination, REASON, "migrate", uri=f"tcp:127.0.0.1:{pair.port()}")
+        else:
+            assert REASON in snapshot(destination, command)
         assert REASON in destination.hmp(HUMAN[command])
         assert destination.cmd("query-status")["status"] == "running"
         source.signal("CONT")

@@ -25,9 +25,8 @@ def test_seeds():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_soak(lab, seed):
     c = chosen(seed)
-    print(f"seed {seed}: {told(c)}")
-    ended, *_ = migrate(lab, c, print)
-    print(ended.value)
+    print(told(c))
+    migrate(lab, c, print)
 
 
 @pytest.mark.slow

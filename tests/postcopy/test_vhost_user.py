@@ -6,9 +6,8 @@ import socket
 import struct
 import threading
 import time
-from collections import Counter
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 from qemu.qmp import ExecuteError
@@ -16,13 +15,12 @@ from qemu.qmp import ExecuteError
 from tests.lab.backends import CHANNELS
 from tests.lab.host import Host
 from tests.lab.linux_pair import LinuxPair
-from tests.lab.pair import FORK, Pair, listens, until
+from tests.lab.pair import FORK, Pair, listens, threads, until
 from tests.lab.qtest import PCI_DATA, PORT, Qtest
-from tests.lab.threads import threads
+from tests.postcopy.steps import assert_refused
 
 slow = pytest.mark.slow
 BACKEND = "build/fork/contrib/vhost-user-blk/vhost-user-blk"
-LOAD: dict[str, Any] = {"mem": 16, "writers": 1, "computers": 1, "interval": 100}
 
 
 class DiskPair(LinuxPair):
@@ -32,7 +30,7 @@ class DiskPair(LinuxPair):
         # MiB.  The backend reads each page that it writes to the disk before a processor changes it. Its faults are in
         # this memory, and there must be huge pages without other data.
         self.disk = 8 if memory == "hugetlb" else 2
-        super().__init__(lab, backend=memory, disk=self.disk, **LOAD | options)
+        super().__init__(lab, backend=memory, disk=self.disk, mem=16, writers=1, computers=1, interval=100, **options)
         self.file = f"{lab.tmp}/disk"
         self.backends = {}
 
@@ -46,8 +44,7 @@ class DiskPair(LinuxPair):
             job.kill()
 
     def launch(self, lab, plan):
-        path = f"{lab.tmp}/{plan.name}.disk"
-        self.start_backend(lab, plan.name)
+        path = self.start_backend(lab, plan.name)
         again = ",reconnect-ms=100" if plan.name == "source" else ""
         disk = ["-chardev", f"socket,id=disk,path={path}{again}", "-device", "vhost-user-blk-pci,chardev=disk"]
         return super().launch(lab, replace(plan, arguments=[*plan.arguments, *disk]))
@@ -59,6 +56,7 @@ class DiskPair(LinuxPair):
         self.backends[name] = job
         until(lambda: not job.running or not lab.run(f"test -S {path}").rc, "the backend listens")
         assert job.running, job.output
+        return path
 
     def more_logs(self):
         return super().more_logs() | {f"{name}.disk": job.output.encode() for name, job in self.backends.items()}
@@ -96,7 +94,7 @@ class DiskPair(LinuxPair):
 
     def backend_faults(self):
         """The destination's faults that the backend's userfaultfd reported."""
-        return Counter(name for name, _ in self.destination.trace())["postcopy_request_shared_page"]
+        return [name for name, _ in self.destination.trace()].count("postcopy_request_shared_page")
 
     def until_backend_faults(self, n):
         until(lambda: self.backend_faults() >= n, f"{n} faults of the backend")
@@ -123,7 +121,6 @@ def test_backend(lab, exits, channels, memory):
         counts = pair.faults()
         assert (counts["exits"] > 0) == (exits == "on"), counts
         pair.finish_fast()
-        print(f"{pair.backend_faults()} faults of the backend, {pair.faults()}")
         pair.check_disk()
 
 
@@ -150,10 +147,11 @@ def test_from_a_file(lab):
 def test_recovery(lab):
     """The connection breaks while the backend waits for a page, which recovery requests again."""
     with DiskPair(lab, exits="on", cpus=2) as pair:
-        pair.postcopy(pair.through_proxy(pair.listen()))
+        wire = pair.wire(pair.listen())
+        pair.postcopy(wire.uri)
         pair.until_backend_faults(50)
         pair.until_backend_waits()
-        pair.cut()
+        wire.cut()
         pair.source.signal("CONT")
         pair.wait_paused()
         seen = pair.transfers()
@@ -196,8 +194,7 @@ def test_backend_dies(lab):
         pair.until_reports(len(pair.destination.report().lines) + 10)
         pair.finish_fast()
         said = [line for line in pair.destination.job.output.splitlines() if "-trace" not in line]
-        print(said)
-        assert len(said) < 20
+        assert len(said) < 20, said
         # The answer to one request may be missing yet.
         assert pair.transfers() <= seen + 1 and pair.backend_faults() == faults
 
@@ -244,12 +241,13 @@ TABLE, COMMON, QUEUE, MESSAGE = 0xe0000000, 0xe0100000, 0x10000, 0x20000
 
 
 class Backend:
-    """Serves no request, and keeps the notifiers by which it is to call."""
+    """Serves no request, and keeps the notifiers by which it is to call; words: for its side in QEMU."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, tmp_path: Path) -> None:
         self.calls: list[int] = []
+        self.words = ("-chardev", f"socket,id=fs,path={tmp_path}/backend")
         self.listening = socket.socket(socket.AF_UNIX)
-        self.listening.bind(path)
+        self.listening.bind(f"{tmp_path}/backend")
         self.listening.listen()
         threading.Thread(target=self.serve, daemon=True).start()
 
@@ -267,28 +265,21 @@ class Backend:
                 connection.sendall(struct.pack("<III", request, 5, 8) + ANSWERS[request])
 
 
-def filesystem(tmp_path):
-    """Words for a device with such a backend."""
-    Backend(str(tmp_path / "backend"))
-    return ("-chardev", f"socket,id=fs,path={tmp_path}/backend")
-
-
 def test_backend_that_comes_in_postcopy(tmp_path):
     """The backend would see zeros in missing pages: its device can only be added once all pages are received."""
     with Host("tcg") as host, Pair(host, backend="memfd", exits=None, mem=8,
-                                   destination_options=filesystem(tmp_path)) as pair:
-        def add():
-            pair.destination.cmd("device_add", driver="vhost-user-fs-pci", chardev="fs", tag="fs", id="fs")
+                                   destination_options=Backend(tmp_path).words) as pair:
+        device = {"driver": "vhost-user-fs-pci", "chardev": "fs", "tag": "fs", "id": "fs"}
         pair.midst()
-        with pytest.raises(ExecuteError, match="behind chardev 'fs' cannot start before postcopy has received"):
-            add()
+        assert_refused(pair.destination, "behind chardev 'fs' cannot start before postcopy has received", "device_add",
+                       **device)
         pair.finish_fast()
-        add()
+        pair.destination.cmd("device_add", **device)
 
 
 def test_backend_without_page_faults(tmp_path):
     """The error names the backend."""
-    words = (*filesystem(tmp_path), "-device", "vhost-user-fs-pci,chardev=fs,tag=fs")
+    words = (*Backend(tmp_path).words, "-device", "vhost-user-fs-pci,chardev=fs,tag=fs")
     with (Host("tcg") as host, Pair(host, backend="memfd", capabilities=None, destination_options=words) as pair,
           pytest.raises(ExecuteError, match="behind chardev 'fs' is not capable of postcopy")):
         pair.destination.set_capabilities("postcopy-ram")
@@ -296,13 +287,12 @@ def test_backend_without_page_faults(tmp_path):
 
 def test_late_call(tmp_path):
     """The guest unmasks its interrupt; the backend, which has not read that message yet, calls its earlier notifier."""
-    backend = Backend(str(tmp_path / "backend"))
+    backend = Backend(tmp_path)
     with Host("tcg") as host:
         job = host.job(f"exec {host.qemu(FORK)} -accel qtest -machine pc,memory-backend=ram -m 16 -nodefaults "
                        "-display none -object memory-backend-memfd,id=ram,size=16M,share=on "
-                       f"-chardev socket,id=backend,path={tmp_path}/backend "
-                       f"-device vhost-user-fs-pci,addr={SLOT},chardev=backend,tag=fs "
-                       + " ".join(Qtest.arguments(host)))
+                       + " ".join((*backend.words, *Qtest.arguments(host)))
+                       + f" -device vhost-user-fs-pci,addr={SLOT},chardev=fs,tag=fs")
         until(lambda: listens(host, host.port(PORT["source"])) or not job.running, "QEMU listens")
         assert job.running, job.output
         with Qtest(host) as qtest:

@@ -60,9 +60,9 @@ static void test_parameter(void)
     g_free(qtest_hmp(qts, "migrate_set_parameter postcopy-fault-exits on"));
     assert_fault_exits(qts, "on");
 
-    rsp = qtest_qmp(qts, "{ 'execute': 'migrate-set-parameters',"
-                    "  'arguments': { 'postcopy-fault-exits': 'maybe' } }");
-    g_assert_true(qdict_haskey(rsp, "error"));
+    rsp = qtest_qmp_assert_failure_ref(
+              qts, "{ 'execute': 'migrate-set-parameters',"
+              "  'arguments': { 'postcopy-fault-exits': 'maybe' } }");
     qobject_unref(rsp);
     assert_fault_exits(qts, "on");
     qtest_quit(qts);
@@ -78,14 +78,12 @@ static void test_on_refused(void)
     const char incoming[] = "{ 'execute': 'migrate-incoming',"
                             "  'arguments': { 'uri': %s } }";
     const char uri[] = "tcp:127.0.0.1:0";
-    const char *desc;
     QDict *rsp;
 
     set_fault_exits(qts, "on");
-    rsp = qtest_qmp(qts, incoming, uri);
-    desc = qdict_get_str(qdict_get_qdict(rsp, "error"), "desc");
-    g_assert_cmpstr(desc, ==, "postcopy-fault-exits=on: exits on missing "
-                    "memory need the KVM accelerator");
+    rsp = qtest_qmp_assert_failure_ref(qts, incoming, uri);
+    g_assert_cmpstr(qdict_get_str(rsp, "desc"), ==, "postcopy-fault-exits=on: "
+                    "exits on missing memory need the KVM accelerator");
     qobject_unref(rsp);
 
     /* The parameter can be corrected, and the command repeated */
@@ -106,23 +104,21 @@ static bool set_postcopy(QTestState *who)
     return ok;
 }
 
-static bool has_status(QTestState *who, const char *status)
+static QDict *query_migrate(QTestState *who)
 {
-    QDict *rsp = qtest_qmp_assert_success_ref(who,
-                                              "{ 'execute': 'query-migrate' }");
-    const char *is = qdict_get_try_str(rsp, "status");
-    bool ret;
-
-    g_assert_cmpstr(is, !=, "failed");
-    ret = !g_strcmp0(is, status);
-    qobject_unref(rsp);
-    return ret;
+    return qtest_qmp_assert_success_ref(who, "{ 'execute': 'query-migrate' }");
 }
 
 static void wait_status(QTestState *who, const char *status)
 {
     for (int i = 0; i < 1000; i++) {
-        if (has_status(who, status)) {
+        QDict *rsp = query_migrate(who);
+        const char *is = qdict_get_try_str(rsp, "status");
+        bool reached = !g_strcmp0(is, status);
+
+        g_assert_cmpstr(is, !=, "failed");
+        qobject_unref(rsp);
+        if (reached) {
             return;
         }
         g_usleep(100 * 1000);
@@ -172,7 +168,7 @@ static void test_uffd(void)
 
     wait_status(to, "completed");
     wait_status(from, "completed");
-    rsp = qtest_qmp_assert_success_ref(to, "{ 'execute': 'query-migrate' }");
+    rsp = query_migrate(to);
     faults = qdict_get_qdict(rsp, "postcopy-faults");
     uffd = qdict_get_int(faults, "uffd");
     requests = qdict_get_int(faults, "requests");
@@ -184,7 +180,7 @@ static void test_uffd(void)
     qobject_unref(rsp);
 
     /* The source had no faults */
-    rsp = qtest_qmp_assert_success_ref(from, "{ 'execute': 'query-migrate' }");
+    rsp = query_migrate(from);
     g_assert_false(qdict_haskey(rsp, "postcopy-faults"));
     qobject_unref(rsp);
 

@@ -9,12 +9,13 @@ from qemu.qmp.qmp_client import ExecuteError
 
 from tests.lab import other_qemu
 from tests.lab.arches import listed, on_both
-from tests.lab.backends import BACKENDS
+from tests.lab.backends import BACKENDS, guest_on
 from tests.lab.missing_at_load import SLOT, set_queue
 from tests.lab.other_qemu import PEER
 from tests.lab.pair import FORK, INJECT, STOCK, until
 from tests.lab.snapshot import Machine
 from tests.lab.text import search
+from tests.postcopy.steps import assert_refused
 
 LAZY = ("mapped-ram", "postcopy-ram")
 QUICK = ("anonymous", "memfd", "hugetlb-file")
@@ -25,6 +26,13 @@ NO_REST = ("-global", "migration.restore-background=off")
 
 def from_file(lab, **options):
     return Machine(lab, capabilities=["mapped-ram"], **{"mem": 8, "memory_mb": 64} | options)
+
+
+def loaded(machine, capabilities=LAZY):
+    """A QEMU that can run the guest from the file, and reads only pages that the guest touches."""
+    side = machine.load(capabilities=capabilities, arguments=NO_REST)
+    until(lambda: side.status() == "postcopy-active", "the guest can run")
+    return side
 
 
 def finish(side):
@@ -51,8 +59,7 @@ def switches(side, cpu):
 @on_both("kind", listed(*BACKENDS, quick=QUICK), quick=["anonymous"])
 def test_memory(lab, kind):
     """By exits, with any kind of memory."""
-    options = {"memory_mb": 64, "mem": 48, "pattern": "samehuge"} if "huge" in kind else {}
-    with from_file(lab, backend=kind, **options) as machine:
+    with from_file(lab, **guest_on(kind, "disjoint")) as machine:
         machine.save()
         machine.side.end()
         faults = finish(machine.load(capabilities=LAZY, arguments=NO_REST))["postcopy-faults"]
@@ -63,11 +70,9 @@ def test_each_vcpu_reads_for_itself(lab):
     """The vCPU sleeps for no page, and no other thread works for it."""
     with from_file(lab, mem=32, cpus=1) as machine:
         machine.save()
-        side = machine.load(capabilities=LAZY, arguments=NO_REST)
-        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        side = loaded(machine)
         before = switches(side, 0)
         faults = finish(side)["postcopy-faults"]
-        print(faults, switches(side, 0) - before)
         assert faults["exits"] > 1000 and faults["uffd"] < faults["exits"] / 20
         assert switches(side, 0) - before < faults["exits"] / 20
 
@@ -131,19 +136,6 @@ def test_running_guest(place):
         finish(side)
 
 
-def test_what_the_page_cache_lacks(place):
-    """Threads for the purpose read pages that the page cache lacks, and the guest is intact."""
-    with from_file(place, mem=32) as machine:
-        machine.save()
-        place.run(f"sync {machine.file}; dd if={machine.file} iflag=nocache count=0", check=True)
-        side = machine.load(capabilities=LAZY, arguments=NO_REST)
-        until(lambda: side.status() == "postcopy-active", "the guest can run")
-        side.cmd("cont")
-        side.wait_event("end")
-        assert side.cmd("query-migrate")["postcopy-file"]["uncached"] > 8
-        finish(side)
-
-
 def refused(machine, words, capabilities=LAZY, arguments=()):
     with pytest.raises(ExecuteError, match=words):
         machine.load(capabilities=capabilities, arguments=arguments)
@@ -161,8 +153,7 @@ def test_what_it_has_no_use_for(place):
                 arguments=["-global", "migration.postcopy-fetch-channels=2"])
         machine.side.cmd("cont")
         machine.side.set_capabilities("postcopy-ram")
-        with pytest.raises(ExecuteError, match="switch postcopy-ram off to save"):
-            machine.start()
+        assert_refused(machine.side, "switch postcopy-ram off to save", "migrate", uri=f"file:{machine.file}")
 
 
 def fails(machine, words, capabilities=LAZY):
@@ -172,12 +163,7 @@ def fails(machine, words, capabilities=LAZY):
     until(lambda: not side.job.running, "QEMU has ended")
 
 
-def header_at(place, path):
-    """Offset of the header of pc.ram in the file: a version and three numbers."""
-    at = place.run(f"grep -abo pc.ram {path} | head -1", check=True).output
-    return int(at.split(":")[0]) + len("pc.ram") + 8
-
-
+# In the header of pc.ram: a version and three numbers
 @pytest.mark.parametrize(("offset", "value", "words"), [
     (4, 0, "pages of 0 bytes in the file"), (4, 8192, "pages of 8192 bytes in the file"),
     (20, 1 << 62, "has been truncated"), (20, 3, "bad alignment"), (12, 1 << 62, "reading dirty bitmap"),
@@ -187,8 +173,9 @@ def test_crafted_header(place, offset, value, words):
         machine.save()
         machine.side.end()
         octal = "".join(rf"\{byte:03o}" for byte in struct.pack(">Q", value))
-        place.run(f"printf '{octal}' | dd of={machine.file} conv=notrunc bs=1 "
-                  f"seek={header_at(place, machine.file) + offset}", check=True)
+        at = place.run(f"grep -abo pc.ram {machine.file} | head -1", check=True).output
+        header = int(at.split(":")[0]) + len("pc.ram") + 8
+        place.run(f"printf '{octal}' | dd of={machine.file} conv=notrunc bs=1 seek={header + offset}", check=True)
         fails(machine, words)
 
 
@@ -227,47 +214,37 @@ def test_unreadable_page_of_a_device(place):
         assert re.search("cannot read .*devices have been loaded with pages that cannot be read", result.output, re.S)
 
 
-@pytest.fixture
-def paused(place):
-    """A guest whose file has been truncated, and a copy of the whole file."""
+def test_recovery(place):
+    """The file was truncated. By out-of-band commands, since QEMU's main thread may wait for a page."""
     with from_file(place, mem=32) as machine:
         machine.save()
-        good = f"{machine.file}.good"
-        place.run(f"cp --sparse=always {machine.file} {good}", check=True)
-        side = machine.load(capabilities=("events", *LAZY), arguments=NO_REST)
-        until(lambda: side.status() == "postcopy-active", "the guest can run")
-        place.run(f"truncate -s 4096 {machine.file}", check=True)
+        file, good, other = (machine.file + name for name in ("", ".good", ".other"))
+        place.run(f"cp --sparse=always {file} {good}; cp {file} {other}; "
+                  f"dd if=/dev/zero of={other} bs=64K count=16 conv=notrunc", check=True)
+        side = loaded(machine, ("events", *LAZY))
+        place.run(f"truncate -s 4096 {file}", check=True)
         side.cmd("cont")
         until(lambda: side.status() == "postcopy-paused", "the guest has missed a page")
-        yield side, machine.file, good
-        place.run(f"rm -f {good}")
-
-
-def test_recovery(place, paused):
-    """By out-of-band commands, since QEMU's main thread may wait for a page."""
-    side, file, good = paused
-    info = side.cmd("query-migrate")
-    assert search(rf"continues after migrate-recover.*cannot read {file} at \d+ \(0x[0-9a-f]+ of pc.ram\)",
-                  info["error-desc"])
-    assert info["postcopy-file"]["remaining"] > 0
-    assert side.cmd("query-status")["status"] == "running"
-    # The same file, still truncated; another guest's file
-    for wrong in file, f"{file}.wrong":
-        place.run(f"cp {good} {file}.wrong; dd if=/dev/zero of={file}.wrong bs=64K count=16 conv=notrunc", check=True)
-        assert not side.cmd_out_of_band("migrate-recover", uri=f"file:{wrong}")
-        side.wait_says("postcopy stays paused: this is not the file")
-        assert side.status() == "postcopy-paused"
-    assert not side.cmd_out_of_band("migrate-recover", uri=f"file:{good}")
-    info = finish(side)
-    assert "error-desc" not in info
+        info = side.cmd("query-migrate")
+        assert search(rf"continues after migrate-recover.*cannot read {file} at \d+ \(0x[0-9a-f]+ of pc.ram\)",
+                      info["error-desc"])
+        assert info["postcopy-file"]["remaining"] > 0
+        assert side.cmd("query-status")["status"] == "running"
+        # The same file, still truncated; another guest's file
+        for wrong in file, other:
+            assert not side.cmd_out_of_band("migrate-recover", uri=f"file:{wrong}")
+            side.wait_says("postcopy stays paused: this is not the file")
+            assert side.status() == "postcopy-paused"
+        assert not side.cmd_out_of_band("migrate-recover", uri=f"file:{good}")
+        assert "error-desc" not in finish(side)
+        place.run(f"rm {good} {other}", check=True)
 
 
 def test_paused_by_hand(place):
     """Until a recovery, no page is read."""
     with from_file(place, mem=32) as machine:
         machine.save()
-        side = machine.load(capabilities=LAZY, arguments=NO_REST)
-        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        side = loaded(machine)
         assert not side.cmd_out_of_band("migrate-pause")
         assert "migrate-pause" in side.cmd("query-migrate")["error-desc"]
         remaining = side.cmd("query-migrate")["postcopy-file"]["remaining"]
@@ -303,38 +280,35 @@ def test_before_all_has_come(place):
     """As on a destination: the guest cannot be saved or migrated, or memory unplugged; and its file is protected."""
     with from_file(place, memory_mb="64M,slots=1,maxmem=1G", arguments=DIMM) as machine:
         machine.save()
-        side = machine.load(capabilities=LAZY, arguments=NO_REST)
-        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        side = loaded(machine)
         total = side.cmd("query-migrate")["postcopy-file"]["total"]
-        with pytest.raises(ExecuteError, match="guest memory are missing"):
-            side.cmd("migrate", uri=f"file:{machine.file}.other")
+        assert_refused(side, "guest memory are missing", "migrate", uri=f"file:{machine.file}.other")
         side.add_disk()
         assert "guest memory are missing" in side.run_job("snapshot-save", tag="new", vmstate="disk", devices=["disk"])
-        with pytest.raises(ExecuteError, match="cannot be unplugged before its memory has been migrated"):
-            side.cmd("device_del", id="dimm")
+        assert_refused(side, "cannot be unplugged before its memory has been migrated", "device_del", id="dimm")
         # Another snapshot would truncate the file
         machine.side.cmd("cont")
-        with pytest.raises(ExecuteError, match="A guest runs from this file"):
-            machine.start()
+        assert_refused(machine.side, "A guest runs from this file", "migrate", uri=f"file:{machine.file}")
         assert machine.snapshot_bytes() > total
         side.cmd("stop")
         finish(side)
         machine.take()          # all has been read
         side.end()
-        side = machine.load(capabilities=LAZY, arguments=NO_REST)
-        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        side = loaded(machine)
         side.cmd("quit")
         assert side.job.wait(60).rc == 0
 
 
 def test_rest_stays_in_the_file(place):
+    """Threads for the purpose read touched pages that the page cache lacks."""
     with from_file(place, mem=32) as machine:
         machine.save()
-        side = machine.load(capabilities=LAZY, arguments=NO_REST)
-        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        place.run(f"sync {machine.file}; dd if={machine.file} iflag=nocache count=0", check=True)
+        side = loaded(machine)
         side.cmd("cont")
         side.wait_event("end")
         file = side.cmd("query-migrate")["postcopy-file"]
+        assert file["uncached"] > 8
         assert 0 < file["remaining"] < file["total"] and file["filename"] == machine.file
         side.cmd("migrate-set-parameters", max_postcopy_bandwidth=1 << 20)
         side.cmd("migrate-set-parameters", restore_background=True)
@@ -358,20 +332,19 @@ def test_working_set(place):
     with from_file(place, mem=32) as machine:
         machine.save()
         place.run(f"rm -f {path}")
-        missed = []
-        for _ in range(2):
+
+        def missed(says=""):
             side = machine.load(capabilities=LAZY, arguments=arguments)
-            missed.append(finish(side)["postcopy-faults"]["requests"])
+            requests = finish(side)["postcopy-faults"]["requests"]
+            side.wait_says(says)
             side.end()
-        assert missed[1] < missed[0] / 2, missed
+            return requests
+
+        assert missed() / 2 > missed()
         first = pages_of(place, path)
         place.run(f"echo 'ffffffffffffff 10 pc.ram' >> {path}; echo '0 10 no.such' >> {path}; "
                   f"echo rubbish >> {path}", check=True)
-        side = machine.load(capabilities=LAZY, arguments=arguments)
-        finish(side)
+        missed()
         assert pages_of(place, path) >= first
-        side.end()
         place.run(f"echo other > {path}", check=True)
-        side = machine.load(capabilities=LAZY, arguments=arguments)
-        finish(side)
-        side.wait_says("not a working set of this version")
+        missed("not a working set of this version")

@@ -84,6 +84,5 @@ def test_driver(way):
             assert "sdei: SDEIv1.0 (0x0) detected in firmware." in log
             assert "sdei_nmi: using SDEI cross-CPU NMI" in log
             getattr(both, way)()
-            for side in both.sides:
-                side.wait_status("completed")
+            both.wait_completed()
             both.destination.wait_backtraces(5)

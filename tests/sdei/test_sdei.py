@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """SDEI, served by QEMU to an arm64 guest that checks it itself (tests/guest/aarch64/sdei.c)."""
+import contextlib
 import shlex
 
 import pytest
@@ -18,29 +19,25 @@ def payload():
     return {"payload": guest.payload("sdei", "aarch64"), "cpus": CPUS, "memory_mb": 32}
 
 
-class One:
-    """A QEMU whose guest has ended its checks."""
-
-    def __init__(self, lab, qemu=FORK, words=ON):
-        self.side = Side(lab, "source", qemu, words, payload())
-
-    def __enter__(self):
-        try:
-            self.side.connect()
-        except Exception:
-            self.side.end()
-            raise
-        return self.side
-
-    def __exit__(self, *error):
-        self.side.end()
+@contextlib.contextmanager
+def one(lab, qemu=FORK, words=ON):
+    side = Side(lab, "source", qemu, words, payload())
+    try:
+        side.connect()
+        yield side
+    finally:
+        side.end()
 
 
+@contextlib.contextmanager
 def pair(lab, way, **options):
+    """A pair whose guest has ended its checks on the source."""
     both = Pair(lab, capabilities=WAYS[way], **payload(),
                 **{"source_options": ON, "destination_options": ON} | options)
     both.capabilities = (*both.capabilities, "return-path")
-    return both
+    with both:
+        check(both.source, "ready")
+        yield both
 
 
 def check(side, event):
@@ -53,6 +50,7 @@ def check(side, event):
 
 
 def is_refused(both, reason):
+    """The destination reports the reason, and the guest resumes on the source."""
     both.source.cmd("migrate", uri=both.listen())
     until(lambda: both.source.status() == "failed", "the migration fails")
     both.destination.wait_says(reason)
@@ -61,7 +59,7 @@ def is_refused(both, reason):
 
 @on_aarch64("qemu", [FORK, INJECT], quick=[INJECT])
 def test_conformance(lab, qemu):
-    with One(lab, qemu) as side:
+    with one(lab, qemu) as side:
         end = check(side, "ready")
         assert end["test_events"] == (qemu == INJECT)
         assert not end["async_pf"]
@@ -69,7 +67,7 @@ def test_conformance(lab, qemu):
 
 @on_aarch64(quick=True)
 def test_calls_of_async_page_faults(lab):
-    with One(lab, words=(*ON, "-global", "arm-cpu.x-kvm-async-pf=on")) as side:
+    with one(lab, words=(*ON, "-global", "arm-cpu.x-kvm-async-pf=on")) as side:
         assert check(side, "ready")["async_pf"]
 
 
@@ -77,13 +75,8 @@ def test_calls_of_async_page_faults(lab):
 def test_migration(lab, way):
     """Events run, are pending, masked and disabled during the migration."""
     with pair(lab, way, source=INJECT, destination=INJECT) as both:
-        check(both.source, "ready")
-        if way == "postcopy":
-            both.postcopy()
-        else:
-            both.precopy()
-        for side in both.sides:
-            side.wait_status("completed")
+        getattr(both, way)()
+        both.wait_completed()
         check(both.destination, "moved")
         assert not both.source.report().all("moved")
 
@@ -92,7 +85,6 @@ def test_migration(lab, way):
 def test_stops(lab):
     """One vCPU signals another one continuously: an event in flight at a stop is delivered when the VM runs."""
     with pair(lab, "precopy") as both:
-        check(both.source, "ready")
         for _ in range(30):
             both.source.cmd("stop")
             both.source.cmd("cont")
@@ -106,7 +98,6 @@ def test_stops(lab):
 def test_event_of_qemu(lab):
     """QEMU itself raises the event, on both sides."""
     with pair(lab, "precopy", source=INJECT, destination=INJECT) as both:
-        check(both.source, "ready")
         for side in both.sides:
             side.inject.arm("sdei-inject")
         both.source.cmd("stop")
@@ -120,7 +111,6 @@ def test_event_of_qemu(lab):
 def test_refused(lab):
     """A QEMU without the property refuses the guest, which continues with all its events, and moves to another QEMU."""
     with pair(lab, "precopy", source=INJECT, destination=INJECT, destination_options=()) as both:
-        check(both.source, "ready")
         is_refused(both, "CPU property kvm-sdei is on on the source: start the destination with the same")
         both.destination.end()
         both.destination = both.sides[1] = Side(lab, "destination", INJECT, [*ON, "-incoming", "defer"], both.options)
@@ -135,7 +125,6 @@ def test_refused(lab):
 def test_other_events(lab):
     """A QEMU without the source's events refuses the guest."""
     with pair(lab, "precopy", source=INJECT) as both:
-        check(both.source, "ready")
         is_refused(both, "kvm-sdei: the source has other events than this QEMU: number 1 is 0x40400100 "
                          "there and 0xffffffff here")
 
@@ -143,7 +132,7 @@ def test_other_events(lab):
 @on_aarch64(quick=True)
 def test_reset(lab):
     """A reset while handlers run and events are pending removes both."""
-    with One(lab, INJECT) as side:
+    with one(lab, INJECT) as side:
         check(side, "ready")
         side.cmd("set-action", reboot="reset")
         side.cmd("system_reset")

@@ -94,12 +94,10 @@ LAST = LISTED.replace("'x'] }\n", "'x',\n  'y'] }\n")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     here = Checkout(tmp_path_factory.mktemp("series") / "checkout")
-    for name in ("series", "ninja", "pristine", "common.sh"):
-        (here.root / "scripts").mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / "scripts" / name, here.root / "scripts")
+    shutil.copytree(ROOT / "scripts", here.root / "scripts")
     here.git("init", "-q", tree=".")
-    (here.root / ".gitignore").write_text("/build/\n")
-    for name, text in {"patches/series": "# In this order\n", "patches/overlay": "02-feature/0002 migration/*\n",
+    for name, text in {".gitignore": "/build/\n", "patches/series": "# In this order\n",
+                       "patches/overlay": "02-feature/0002 migration/*\n",
                        "patches/01-fixes/SUBJECT": "migration: fix it\n",
                        "patches/02-feature/SUBJECT": "migration: do more\n",
                        "migration/ours.c": "ours\n", "qemu/VERSION": "10.0.1\n",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A snapshot with flash, disks, and devices that write to guest memory by themselves."""
+"""A snapshot with flash, disks, and devices that write to guest memory by themselves; of a paused guest."""
 import base64
 import re
 import select
@@ -12,13 +12,16 @@ from qemu.qmp import ExecuteError
 from tests.lab.arches import on_both
 from tests.lab.guest import MACHINE, payload
 from tests.lab.pair import FORK, INJECT, event_us, until
-from tests.lab.qtest import Qtest
+from tests.lab.qtest import Qtest, eject_memory, unplug_memory
 from tests.lab.snapshot import Machine
+from tests.snapshot.test_cancel import start_held
 
 # Addresses: on x86 in the guest's firmware; on arm64 in the second flash, of 64 MiB
 FLASH = {"x86_64": 0xffff4000, "aarch64": 0x04000000}
 PROGRAM, READ_ARRAY = 0x40, 0xff
 
+PVPANIC, PANICKED = 0x505, 1
+DIMM = ("-object", "memory-backend-ram,id=more,size=8M", "-device", "pc-dimm,id=dimm,memdev=more")
 BACKEND = "build/fork/contrib/vhost-user-blk/vhost-user-blk"
 SLOT = 5
 
@@ -52,9 +55,7 @@ def test_flash(place):
         [was] = qtest.read(flash, 1)
         # Programming flash changes KVM's memory slots, for which vCPUs have to leave KVM: none may wait for a page.
         side.cmd("stop")
-        side.inject.arm("snapshot-iterate")
-        machine.start()
-        side.inject.wait_held("snapshot-iterate")
+        start_held(machine, "snapshot-iterate")
         qtest.cmd("writeb", flash, PROGRAM)
         qtest.send("writeb", flash, was ^ 0xff)
         until(lambda: side.main_thread_waits() or select.select([qtest.socket], [], [], 0)[0],
@@ -107,17 +108,11 @@ def test_disks_and_memory_of_one_instant(place, told):
         side.cmd("transaction", actions=[{"type": "blockdev-snapshot-sync", "data": {
             "node-name": "disk", "snapshot-file": f"{disk}.later", "snapshot-node-name": "later"}}])
         stopped = counter(side)
-        side.inject.arm("snapshot-stop")
-        machine.start()
-        side.inject.wait_held("snapshot-stop")
-        early = heard()
-        if early:
-            side.cmd("cont")
-            until(lambda: counter(side) > stopped + 9, "the guest resumes")
+        start_held(machine, "snapshot-stop")
+        assert not heard(), "memory can still change"
         side.inject.release("snapshot-stop")
-        if not early:
-            until(heard, f"told by the {told}", pause=0.01)
-            side.cmd("cont")
+        until(heard, f"told by the {told}", pause=0.01)
+        side.cmd("cont")
         machine.wait()
         until(lambda: counter(side) > stopped + 9, "the guest resumes")
         place.run(f"cp {disk} {copy}", check=True)
@@ -170,11 +165,57 @@ def test_nvme_disk_while_it_is_taken(place):
             return str(error.value)
 
         looked = error()
-        side.inject.arm("snapshot-iterate")
-        machine.start()
-        side.inject.wait_held("snapshot-iterate")
+        start_held(machine, "snapshot-iterate")
         assert re.search("in progress.*NVMe device 'ffff:ff:1f.7' of block node 'disk' writes to", error())
         side.inject.release("snapshot-iterate")
         machine.wait()
         assert error() == looked
         machine.assert_whole()
+
+
+# A guest that does not run, and one that gives memory back
+
+def status(machine):
+    return machine.side.cmd("query-status")["status"]
+
+
+def test_panicked(place):
+    """The guest stays panicked, in the snapshot too."""
+    with Machine(place, mem=4, arguments=["-device", "pvpanic", "-action", "panic=pause"]) as machine:
+        machine.side.hmp(f"o/b {PVPANIC:#x} {PANICKED}")
+        until(lambda: status(machine) == "guest-panicked", "the guest panics")
+        machine.take()
+        assert status(machine) == "guest-panicked"
+        machine.restore(status="guest-panicked")
+        machine.side.cmd("cont")
+        machine.assert_whole()
+
+
+def test_stopped_while_it_is_taken(place):
+    """Only the user starts a stopped guest, not the begin of the snapshot."""
+    with Machine(place, qemu=INJECT, mem=4) as machine:
+        machine.side.cmd("stop")
+        start_held(machine, "snapshot-iterate")
+        machine.side.cmd("cont")
+        machine.side.inject.release("snapshot-iterate")
+        machine.wait()
+        assert status(machine) == "running"
+        machine.restore(status="paused")
+        machine.assert_whole()
+
+
+def test_ejected_memory(place):
+    """The guest was requested before to give memory back, and does so during the snapshot: it stays until the end."""
+    with Machine(place, qemu=INJECT, mem=4, memory_mb="64,slots=1,maxmem=1G", arguments=DIMM,
+                 taker=Qtest.arguments(place, "source")) as machine:
+        side = machine.side
+        side.cmd("device_del", id="dimm")
+        start_held(machine, "snapshot-iterate")
+        eject_memory(place, "source")
+        assert side.cmd("query-memory-devices")
+        side.inject.release("snapshot-iterate")
+        machine.wait()
+        machine.restore()
+        unplug_memory(side)
+        side.cmd("object-del", id="more")
+        machine.assert_goes_on()

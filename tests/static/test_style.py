@@ -13,11 +13,6 @@ def run(*command):
     return done.stdout
 
 
-def overlay():
-    names = run("scripts/series", "files").split()
-    return [name for name in names if name.endswith((".c", ".h"))]
-
-
 def test_series():
     assert "patches in" in run("scripts/series", "check")
 
@@ -27,7 +22,7 @@ def checkpatch(*words):
 
 
 def test_sources():
-    checkpatch("-f", *overlay())
+    checkpatch("-f", *(name for name in run("scripts/series", "files").split() if name.endswith((".c", ".h"))))
 
 
 def test_patches():
@@ -35,14 +30,10 @@ def test_patches():
     checkpatch("--no-signoff", *sorted(ROOT.glob("patches/**/*.patch")))
 
 
-def shell_scripts():
-    files = [ROOT / name for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines()]
-    return [file for file in files if file.is_file()
-            and (file.suffix == ".sh" or file.read_bytes().startswith(b"#!/bin/sh"))]
-
-
 def test_shellcheck():
-    run("shellcheck", *shell_scripts())
+    files = [ROOT / name for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines()]
+    run("shellcheck", *(file for file in files if file.is_file()
+                        and (file.suffix == ".sh" or file.read_bytes().startswith(b"#!/bin/sh"))))
 
 
 def test_ruff():

@@ -10,6 +10,7 @@
 #ifndef TESTS_UNIT_POSTCOPY_COMMON_H
 #define TESTS_UNIT_POSTCOPY_COMMON_H
 
+#include <glib-unix.h>
 #include "qemu/thread.h"
 #include "../migration/postcopy/request.h"
 
@@ -25,13 +26,10 @@ static char host_memory[PAGES * PAGE];
  */
 static bool received_map[PAGES];
 static RAMBlock *const block = (RAMBlock *)received_map;
-
-static inline PostcopyPage page_of(unsigned page)
-{
-    return (PostcopyPage) {
-        block, page * PAGE, host_memory + page * PAGE, PAGE
-    };
-}
+static PostcopyPage pages[PAGES];
+static PostcopyRequests *requests;
+/* A pipe of page numbers, whose order ThreadSanitizer understands */
+static int wire[2];
 
 static inline void check_page(const PostcopyPage *page)
 {
@@ -52,41 +50,59 @@ static inline void test_set_received(const PostcopyPage *page)
 }
 
 /* @deferred: NULL if the test defers no request */
-static inline PostcopyRequests *requests_start(void (*deferred)(void))
+static inline void requests_start(void (*deferred)(void))
 {
     static PostcopyRequestOps ops = {
         .received = test_received,
         .set_received = test_set_received,
     };
-    PostcopyRequests *r;
 
     ops.deferred = deferred;
-    r = postcopy_requests_new(&ops);
+    requests = postcopy_requests_new(&ops);
     memset(received_map, 0, sizeof(received_map));
-    postcopy_requests_start(r);
-    return r;
+    for (unsigned n = 0; n < PAGES; n++) {
+        pages[n] = (PostcopyPage) {
+            block, n * PAGE, host_memory + n * PAGE, PAGE
+        };
+    }
+    postcopy_requests_start(requests);
+    g_assert_true(g_unix_open_pipe(wire, FD_CLOEXEC, NULL));
 }
 
-G_DEFINE_AUTOPTR_CLEANUP_FUNC(PostcopyRequests, postcopy_requests_free)
-
-static inline void complete(PostcopyRequests *r, unsigned n)
+static inline void requests_end(void)
 {
-    PostcopyPage page = page_of(n);
-
-    postcopy_request_complete(r, &page, 1, POSTCOPY_PLACE_COPY, false);
+    close(wire[0]);
+    close(wire[1]);
+    postcopy_requests_free(requests);
 }
 
-/* Page numbers, by a pipe or socket, whose order ThreadSanitizer understands */
-static inline void send_page(int fd, unsigned page)
+/* A fault of thread @tid, which is a vCPU's thread if it has a waiter */
+static inline PostcopyPageState begin_by(unsigned page, PostcopyWaiter *waiter,
+                                         uint32_t tid)
 {
-    g_assert_cmpint(write(fd, &page, sizeof(page)), ==, sizeof(page));
+    PostcopyFault fault = {
+        .cpu = waiter ? 0 : -1, .tid = tid, .waiter = waiter
+    };
+
+    return postcopy_request_begin(requests, &pages[page], &fault);
 }
 
-static inline unsigned receive_page(int fd)
+static inline void complete(unsigned page)
+{
+    postcopy_request_complete(requests, &pages[page], 1, POSTCOPY_PLACE_COPY,
+                              false);
+}
+
+static inline void send_page(unsigned page)
+{
+    g_assert_cmpint(write(wire[1], &page, sizeof(page)), ==, sizeof(page));
+}
+
+static inline unsigned receive_page(void)
 {
     unsigned page;
 
-    g_assert_cmpint(read(fd, &page, sizeof(page)), ==, sizeof(page));
+    g_assert_cmpint(read(wire[0], &page, sizeof(page)), ==, sizeof(page));
     return page;
 }
 

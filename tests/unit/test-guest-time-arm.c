@@ -5,7 +5,6 @@
  */
 
 #include "qemu/osdep.h"
-#include "migration/guest-time.h"
 #include "target/arm/kvm-guest-time-math.h"
 
 /* The guest has read @guest when the host's counter was @before to @after */
@@ -66,20 +65,6 @@ static void test_another_offset(void)
     narrow(&offset, 1ULL << 63, (1ULL << 63) + 7, 0, 1ULL << 63, 7);
 }
 
-static void test_ticks(void)
-{
-    /* 16 ns are a tick of 62.5 MHz, 1 ns is one of 1 GHz */
-    g_assert_cmpuint(guest_time_ticks(16, 62500000), ==, 1);
-    g_assert_cmpuint(guest_time_ticks(7, 62500000), ==, 0);
-    g_assert_cmpuint(guest_time_ticks(8, 62500000), ==, 1);
-    g_assert_cmpuint(guest_time_ticks(3000000000, 62500000), ==, 187500000);
-    g_assert_cmpuint(guest_time_ticks(INT64_MAX, 1000000000), ==, INT64_MAX);
-    g_assert_cmpuint(guest_time_ticks(-16, 62500000), ==, -1ULL);
-    /* 19.2 MHz: a tick is 52.08 ns */
-    g_assert_cmpuint(guest_time_ticks(1000000001, 19200000), ==, 19200000);
-    g_assert_cmpuint(guest_time_ticks(1000000027, 19200000), ==, 19200001);
-}
-
 int main(int argc, char **argv)
 {
     g_test_init(&argc, &argv, NULL);
@@ -87,6 +72,5 @@ int main(int argc, char **argv)
     g_test_add_func("/guest-time-arm/narrow-around-zero",
                     test_narrow_around_zero);
     g_test_add_func("/guest-time-arm/another-offset", test_another_offset);
-    g_test_add_func("/guest-time-arm/ticks", test_ticks);
     return g_test_run();
 }

@@ -11,53 +11,36 @@
 #define S           1000000000LL
 #define YEAR        (365 * 86400 * S)
 #define KHZ         2593905
+#define HZ          (KHZ * 1000ULL)
 
 static const GuestTscScale unscaled;
 
 static void test_cycles(void)
 {
-    g_assert_cmpuint(guest_time_ticks(0, KHZ * 1000ULL), ==, 0);
-    g_assert_cmpuint(guest_time_ticks(1000000, KHZ * 1000ULL), ==, KHZ);
+    g_assert_cmpuint(guest_time_ticks(0, HZ), ==, 0);
+    g_assert_cmpuint(guest_time_ticks(1000000, HZ), ==, KHZ);
     /* Rounds to the nearest: 2.593905 and 5.18781 */
-    g_assert_cmpuint(guest_time_ticks(1, KHZ * 1000ULL), ==, 3);
-    g_assert_cmpuint(guest_time_ticks(2, KHZ * 1000ULL), ==, 5);
+    g_assert_cmpuint(guest_time_ticks(1, HZ), ==, 3);
+    g_assert_cmpuint(guest_time_ticks(2, HZ), ==, 5);
     g_assert_cmpuint(guest_time_ticks(1, 500000 * 1000ULL), ==, 1);
     g_assert_cmpuint(guest_time_ticks(1, 499999 * 1000ULL), ==, 0);
-    g_assert_cmpuint(guest_time_ticks(-1, KHZ * 1000ULL), ==, -3ULL);
-    g_assert_cmpuint(guest_time_ticks(-1000000, KHZ * 1000ULL), ==, -(uint64_t)KHZ);
+    g_assert_cmpuint(guest_time_ticks(-1, HZ), ==, -3ULL);
+    g_assert_cmpuint(guest_time_ticks(-1000000, HZ), ==, -(uint64_t)KHZ);
     /* Products over 64 bits; 200 years at 4 GHz also as a result */
     g_assert_cmpuint(guest_time_ticks(10 * YEAR, 5000000 * 1000ULL), ==,
                      10 * YEAR / 1000000 * 5000000);
     g_assert_cmpuint(guest_time_ticks(200 * YEAR, 4000000 * 1000ULL), ==,
                      (uint64_t)(200 * YEAR) * 4);
-    g_assert_cmpuint(guest_time_ticks(INT64_MIN, 1000000 * 1000ULL), ==, 1ULL << 63);
-}
-
-/* After a move and a wait, the guest's TSC must have advanced by @gap_ns */
-static void check_move(uint64_t src_host, uint64_t src_offset, int64_t gap_ns,
-                       uint64_t dst_host)
-{
-    uint64_t had = src_host + src_offset;
-    uint64_t advance = guest_time_ticks(gap_ns, KHZ * 1000ULL);
-    uint64_t offset = guest_tsc_offset(src_host, src_offset, advance, dst_host);
-
-    g_assert_cmpuint(dst_host + offset, ==, had + advance);
+    g_assert_cmpuint(guest_time_ticks(INT64_MIN, 1000000000), ==, 1ULL << 63);
 }
 
 static void test_offset(void)
 {
-    /* Literal values, independent of the formula */
     g_assert_cmpuint(guest_tsc_offset(1000, -100ULL, 50, 3000), ==, -2050ULL);
     g_assert_cmpuint(guest_tsc_offset(5000, -100ULL, 50, 3000), ==, 1950);
     /* The guest's TSC wraps in the blackout; then the host's has wrapped */
     g_assert_cmpuint(guest_tsc_offset(10, -11ULL, 3, 7), ==, -5ULL);
     g_assert_cmpuint(guest_tsc_offset(-10ULL, 4, 0, 100), ==, -106ULL);
-
-    check_move(0, 0, 0, 0);
-    check_move(123456789, -123456789ULL, 3 * S, 987654321);
-    check_move(-1ULL, 1, S, 0);
-    check_move(100 * YEAR, -(100 * YEAR), S, 5);
-    check_move(5, 1ULL << 63, 10 * YEAR, 100 * YEAR);
 
     /* Differences between vCPUs stay */
     g_assert_cmpuint(guest_tsc_offset(77, 500, 9, 1234) -
@@ -68,6 +51,7 @@ static void test_scaled(void)
 {
     GuestTscScale half = { .ratio = 1ULL << 31, .frac_bits = 32 };
     GuestTscScale twice = { .ratio = 1ULL << 49, .frac_bits = 48 };
+    uint64_t from, to;
 
     g_assert_cmpuint(guest_tsc_scaled(12345, unscaled), ==, 12345);
     g_assert_cmpuint(guest_tsc_scaled(-1ULL, unscaled), ==, -1ULL);
@@ -79,17 +63,11 @@ static void test_scaled(void)
     g_assert_cmpuint(guest_tsc_scaled((1ULL << 63) + 3, twice), ==, 6);
 
     /* One offset moves a 2 GHz guest from a host of 3 GHz to one of 2.5 GHz */
-    {
-        uint64_t from = guest_tsc_scaled(3 * S, (GuestTscScale) {
-                                             (2ULL << 32) / 3, 32 });
-        uint64_t to = guest_tsc_scaled(10 * S, (GuestTscScale) {
-                                           (4ULL << 48) / 5, 48 });
-
-        g_assert_cmpuint(from, ==, 1999999999);
-        g_assert_cmpuint(to, ==, 7999999999);
-        g_assert_cmpuint(guest_tsc_offset(from, 5, 100, to) + to, ==,
-                         2000000104);
-    }
+    from = guest_tsc_scaled(3 * S, (GuestTscScale) { (2ULL << 32) / 3, 32 });
+    to = guest_tsc_scaled(10 * S, (GuestTscScale) { (4ULL << 48) / 5, 48 });
+    g_assert_cmpuint(from, ==, 1999999999);
+    g_assert_cmpuint(to, ==, 7999999999);
+    g_assert_cmpuint(guest_tsc_offset(from, 5, 100, to) + to, ==, 2000000104);
 }
 
 static void check_found(uint32_t guest_khz, uint32_t host_khz, uint64_t at,
@@ -186,16 +164,21 @@ static GuestTimeOfDay host(int64_t ns, int tai, uint32_t error_us)
     return (GuestTimeOfDay) { then_ns + ns, tai, error_us, true, false };
 }
 
+/* @why: the reason not to count the gap, or NULL */
 static void check_gap(GuestTimeOfDay then, GuestTimeOfDay now,
-                      const GuestTimeLimits *limits, bool check, int64_t is,
+                      const GuestTimeLimits *limits, int64_t is,
                       uint64_t error_ns, const char *why)
 {
+    /* Unless the gap is to be checked, only its length matters */
+    bool always = !g_strcmp0(why, NEGATIVE) || !g_strcmp0(why, LONG);
     GuestTimeGap gap;
 
-    g_assert_cmpstr(guest_time_gap(&then, &now, limits, 10000, check, &gap),
-                    ==, why);
-    g_assert_cmpint(gap.ns, ==, is);
-    g_assert_cmpuint(gap.error_ns, ==, error_ns);
+    for (int check = 0; check < 2; check++) {
+        g_assert_cmpstr(guest_time_gap(&then, &now, limits, 10000, check, &gap),
+                        ==, check || always ? why : NULL);
+        g_assert_cmpint(gap.ns, ==, is);
+        g_assert_cmpuint(gap.error_ns, ==, error_ns);
+    }
 }
 
 static void test_gap(void)
@@ -203,58 +186,50 @@ static void test_gap(void)
     GuestTimeOfDay none = { then_ns }, then = host(0, 0, 0);
     GuestTimeOfDay later = host(3 * S, 0, 0), leap;
 
-    check_gap(then, then, NULL, true, 0, 0, NULL);
-    check_gap(then, later, NULL, true, 3 * S, 0, NULL);
-    check_gap(then, host(10 * S, 0, 0), NULL, true, 10 * S, 0, NULL);
-    for (int check = 0; check < 2; check++) {
-        check_gap(then, host(-1, 0, 0), NULL, check, -1, 0, NEGATIVE);
-        check_gap(then, host(11 * S, 0, 0), NULL, check, 11 * S, 0, LONG);
-        check_gap(then, host(YEAR, 0, 0), NULL, check, YEAR, 0, LONG);
-    }
+    check_gap(then, then, NULL, 0, 0, NULL);
+    check_gap(then, later, NULL, 3 * S, 0, NULL);
+    check_gap(then, host(10 * S, 0, 0), NULL, 10 * S, 0, NULL);
+    check_gap(then, host(-1, 0, 0), NULL, -1, 0, NEGATIVE);
+    check_gap(then, host(11 * S, 0, 0), NULL, 11 * S, 0, LONG);
+    check_gap(then, host(YEAR, 0, 0), NULL, YEAR, 0, LONG);
 
     /* The error of one host is unknown */
-    check_gap(none, later, NULL, true, 3 * S, UINT64_MAX, SOURCE);
-    check_gap(none, later, NULL, false, 3 * S, UINT64_MAX, NULL);
-    check_gap(then, none, NULL, true, 0, UINT64_MAX, HERE);
-    check_gap(then, none, NULL, false, 0, UINT64_MAX, NULL);
+    check_gap(none, later, NULL, 3 * S, UINT64_MAX, SOURCE);
+    check_gap(then, none, NULL, 0, UINT64_MAX, HERE);
 
     /* Errors add up; large ones must be less than the blackout */
-    check_gap(host(0, 0, 1000000), host(3 * S, 0, 2000000), NULL, true, 3 * S,
-              3 * S, NULL);
-    check_gap(host(0, 0, 1000001), host(3 * S, 0, 2000000), NULL, true, 3 * S,
+    check_gap(host(0, 0, 1000000), host(3 * S, 0, 2000000), NULL, 3 * S, 3 * S,
+              NULL);
+    check_gap(host(0, 0, 1000001), host(3 * S, 0, 2000000), NULL, 3 * S,
               3 * S + 1000, SHORT);
-    check_gap(host(0, 0, UINT32_MAX), host(3 * S, 0, UINT32_MAX), NULL, true,
-              3 * S, 2000ULL * UINT32_MAX, SHORT);
-    check_gap(host(0, 0, UINT32_MAX), host(3 * S, 0, UINT32_MAX), NULL, false,
-              3 * S, 2000ULL * UINT32_MAX, NULL);
+    check_gap(host(0, 0, UINT32_MAX), host(3 * S, 0, UINT32_MAX), NULL, 3 * S,
+              2000ULL * UINT32_MAX, SHORT);
 
     /* Short blackouts, with errors as long after the hosts' last NTP poll */
-    check_gap(host(0, 0, 600000), host(S / 20, 0, 600000), NULL, true, S / 20,
+    check_gap(host(0, 0, 600000), host(S / 20, 0, 600000), NULL, S / 20,
               1200000000, NULL);
-    check_gap(host(0, 0, 600001), host(S / 20, 0, 600000), NULL, true, S / 20,
+    check_gap(host(0, 0, 600001), host(S / 20, 0, 600000), NULL, S / 20,
               1200001000, SHORT);
 
     /* A leap second was inserted: UTC had the same second twice */
     leap = host(S, 38, 0);
-    check_gap(host(0, 37, 0), leap, NULL, true, S, 0, TAI);
-    check_gap(host(0, 37, 0), leap, NULL, false, S, 0, NULL);
+    check_gap(host(0, 37, 0), leap, NULL, S, 0, TAI);
     leap.leap = true;
-    check_gap(host(0, 37, 0), leap, NULL, true, 2 * S, 0, NULL);
+    check_gap(host(0, 37, 0), leap, NULL, 2 * S, 0, NULL);
     leap = host(-S / 2, 38, 0);
     leap.leap = true;
-    check_gap(host(0, 37, 0), leap, NULL, true, S / 2, 0, NULL);
+    check_gap(host(0, 37, 0), leap, NULL, S / 2, 0, NULL);
     /* A leap second was deleted */
     leap = host(2 * S, 36, 0);
     leap.leap = true;
-    check_gap(host(0, 37, 0), leap, NULL, true, S, 0, NULL);
+    check_gap(host(0, 37, 0), leap, NULL, S, 0, NULL);
     /* No sum overflows */
     leap = host(0, INT32_MAX, 0);
     leap.leap = true;
-    check_gap(host(0, INT32_MIN, 0), leap, NULL, false, UINT32_MAX * S, 0,
-              LONG);
+    check_gap(host(0, INT32_MIN, 0), leap, NULL, UINT32_MAX * S, 0, LONG);
     /* TAI is unknown to one host */
-    check_gap(host(0, 37, 0), host(S, 0, 0), NULL, true, S, 0, NULL);
-    check_gap(host(0, 0, 0), host(S, 37, 0), NULL, true, S, 0, NULL);
+    check_gap(host(0, 37, 0), host(S, 0, 0), NULL, S, 0, NULL);
+    check_gap(host(0, 0, 0), host(S, 37, 0), NULL, S, 0, NULL);
 }
 
 static void test_limits(void)
@@ -267,28 +242,26 @@ static void test_limits(void)
     g_assert_cmpint(limits.most, ==, 3010000000 + 7000000 + 1000 + 1);
 
     /* The limits bound the error better than the hosts' clocks, or worse */
-    check_gap(host(0, 0, 100), host(3 * S, 0, 100), &limits, true, 3 * S,
-              200000, NULL);
-    check_gap(host(0, 0, 1000000), host(3 * S, 0, 1000000), &limits, true,
-              3 * S, limits.most - 3 * S, NULL);
-    check_gap(host(0, 0, 4000000), host(3 * S, 0, 4000000), &limits, true,
-              3 * S, limits.most - 3 * S, NULL);
+    check_gap(host(0, 0, 100), host(3 * S, 0, 100), &limits, 3 * S, 200000,
+              NULL);
+    check_gap(host(0, 0, 1000000), host(3 * S, 0, 1000000), &limits, 3 * S,
+              limits.most - 3 * S, NULL);
+    check_gap(host(0, 0, 4000000), host(3 * S, 0, 4000000), &limits, 3 * S,
+              limits.most - 3 * S, NULL);
 
     /* A clock's real error is larger than the host states */
     check_gap(host(0, 0, 100), host(limits.most + 200000, 0, 100), &limits,
-              true, limits.most + 200000, 200000, NULL);
+              limits.most + 200000, 200000, NULL);
     check_gap(host(0, 0, 100), host(limits.most + 200001, 0, 100), &limits,
-              true, limits.most + 200001, 200000, WAITED);
+              limits.most + 200001, 200000, WAITED);
     check_gap(host(0, 0, 100), host(limits.least - 200000, 0, 100), &limits,
-              true, limits.least - 200000, 200000, NULL);
+              limits.least - 200000, 200000, NULL);
     check_gap(host(0, 0, 100), host(limits.least - 200001, 0, 100), &limits,
-              true, limits.least - 200001, 200000, WAITED);
-    check_gap(host(0, 0, 100), host(9 * S, 0, 100), &limits, false, 9 * S,
-              200000, NULL);
+              limits.least - 200001, 200000, WAITED);
 
     /* Limits of a peer that sends wrong values */
     limits = guest_time_limits(INT64_MAX / 8, 0, 0, 0);
-    check_gap(host(0, 0, UINT32_MAX), host(S, 0, UINT32_MAX), &limits, true, S,
+    check_gap(host(0, 0, UINT32_MAX), host(S, 0, UINT32_MAX), &limits, S,
               2000ULL * UINT32_MAX, SHORT);
 }
 

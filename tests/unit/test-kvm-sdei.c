@@ -24,6 +24,9 @@ typedef struct VM {
     Sdei sdei;
     SdeiPE pe[PES];
     SdeiRegs regs[PES];
+    /* The registers of the code that each running handler has interrupted */
+    SdeiRegs interrupted[PES][SDEI_PRIORITIES];
+    unsigned handlers[PES];
 } VM;
 
 static uint64_t affinity(int pe)
@@ -81,30 +84,24 @@ static void call_regs(VM *vm, int pe, SdeiFunction function, SdeiRegs *regs)
     }
 }
 
-/* Calls without the delivery that follows in QEMU */
-static int64_t call5(VM *vm, int pe, SdeiFunction function, uint64_t a,
-                     uint64_t b, uint64_t c, uint64_t d, uint64_t e)
+/* Calls without the delivery that follows in QEMU; @arg: x1 to x5 */
+static int64_t call_args(VM *vm, int pe, SdeiFunction function,
+                         const uint64_t arg[5])
 {
     SdeiRegs regs = vm->regs[pe];
 
-    regs.x[1] = a;
-    regs.x[2] = b;
-    regs.x[3] = c;
-    regs.x[4] = d;
-    regs.x[5] = e;
+    memcpy(regs.x + 1, arg, 5 * sizeof(*arg));
     call_regs(vm, pe, function, &regs);
     return regs.x[0];
 }
 
-/* A call with up to three parameters */
-#define call(...) call_(__VA_ARGS__, 0, 0, 0)
-#define call_(vm, pe, function, a, b, c, ...) \
-    call5(vm, pe, function, a, b, c, 0, 0)
+#define call(vm, pe, function, ...) \
+    call_args(vm, pe, function, (uint64_t[5]) { __VA_ARGS__ })
 
 static int64_t register_at(VM *vm, int pe, uint32_t event)
 {
-    return call5(vm, pe, SDEI_EVENT_REGISTER, event, ENTRY + 4ULL * event,
-                 ARGUMENT + event, 0, 0);
+    return call(vm, pe, SDEI_EVENT_REGISTER, event, ENTRY + 4ULL * event,
+                ARGUMENT + event);
 }
 
 static void ready(VM *vm, int pe, uint32_t event)
@@ -131,6 +128,7 @@ static int64_t takes(VM *vm, int pe)
         g_assert_cmpmem(&was, sizeof(was), regs, sizeof(*regs));
         return -1;
     }
+    vm->interrupted[pe][vm->handlers[pe]++] = was;
     number = vm->sdei.event[event].number;
     g_assert_cmphex(regs->pc, ==, ENTRY + 4ULL * number);
     g_assert_cmphex(regs->pstate, ==, PSTATE | (was.pstate & KEPT));
@@ -145,8 +143,11 @@ static int64_t takes(VM *vm, int pe)
 
 static void complete(VM *vm, int pe)
 {
+    SdeiRegs *was = &vm->interrupted[pe][--vm->handlers[pe]];
+
     vm->regs[pe].x[1] = 0;
     call_regs(vm, pe, SDEI_EVENT_COMPLETE, &vm->regs[pe]);
+    g_assert_cmpmem(was, sizeof(*was), &vm->regs[pe], sizeof(*was));
 }
 
 static int64_t status(VM *vm, int pe, uint32_t event)
@@ -179,9 +180,9 @@ static void test_errors(VM *vm, gconstpointer data)
 
     is(call(vm, 0, SDEI_EVENT_REGISTER, 0), SDEI_INVALID_PARAMETERS);
     is(call(vm, 0, SDEI_EVENT_REGISTER, 0, 2), SDEI_INVALID_PARAMETERS);
-    is(call5(vm, 0, SDEI_EVENT_REGISTER, 0, ENTRY, 0, 2, 0),
+    is(call(vm, 0, SDEI_EVENT_REGISTER, 0, ENTRY, 0, 2),
        SDEI_INVALID_PARAMETERS);
-    is(call5(vm, 0, SDEI_EVENT_REGISTER, SHARED, ENTRY, 0, 1, 7),
+    is(call(vm, 0, SDEI_EVENT_REGISTER, SHARED, ENTRY, 0, 1, 7),
        SDEI_INVALID_PARAMETERS);
     is(register_at(vm, 0, 0), SDEI_SUCCESS);
     is(register_at(vm, 0, 0), SDEI_DENIED);
@@ -202,25 +203,23 @@ static void test_errors(VM *vm, gconstpointer data)
 
 static void test_info(VM *vm, gconstpointer data)
 {
-    static const uint32_t number[] = { NORMAL, CRITICAL, SHARED, URGENT };
+    for (int i = 0; i < vm->sdei.events; i++) {
+        uint32_t number = vm->sdei.event[i].number;
+        bool shared = number == SHARED || number == URGENT;
 
-    for (int i = 0; i < ARRAY_SIZE(number); i++) {
-        bool shared = number[i] == SHARED || number[i] == URGENT;
-
-#define info(what) call(vm, 0, SDEI_EVENT_GET_INFO, number[i], what)
+#define info(what) call(vm, 0, SDEI_EVENT_GET_INFO, number, what)
         is(info(SDEI_INFO_TYPE), shared);
-        is(info(SDEI_INFO_SIGNALED), number[i] == URGENT);
-        is(info(SDEI_INFO_PRIORITY),
-           number[i] == CRITICAL || number[i] == URGENT);
+        is(info(SDEI_INFO_SIGNALED), number == URGENT);
+        is(info(SDEI_INFO_PRIORITY), number == CRITICAL || number == URGENT);
         is(info(SDEI_INFO_ROUTING_MODE),
            shared ? SDEI_DENIED : SDEI_INVALID_PARAMETERS);
         is(info(SDEI_INFO_ROUTING_AFFINITY),
            shared ? SDEI_DENIED : SDEI_INVALID_PARAMETERS);
         is(info(5), SDEI_INVALID_PARAMETERS);
-        is(register_at(vm, 0, number[i]), SDEI_SUCCESS);
+        is(register_at(vm, 0, number), SDEI_SUCCESS);
         is(info(SDEI_INFO_ROUTING_MODE), shared ? 0 : SDEI_INVALID_PARAMETERS);
         is(info(SDEI_INFO_ROUTING_AFFINITY), SDEI_INVALID_PARAMETERS);
-        is(call(vm, 1, SDEI_EVENT_ROUTING_SET, number[i], 1, affinity(2)),
+        is(call(vm, 1, SDEI_EVENT_ROUTING_SET, number, 1, affinity(2)),
            shared ? SDEI_SUCCESS : SDEI_INVALID_PARAMETERS);
         is(info(SDEI_INFO_ROUTING_MODE), shared ? 1 : SDEI_INVALID_PARAMETERS);
         is(info(SDEI_INFO_ROUTING_AFFINITY),
@@ -250,20 +249,16 @@ static void test_mask(VM *vm, gconstpointer data)
 /* A pending event runs once, and again if triggered while its handler runs */
 static void test_pending(VM *vm, gconstpointer data)
 {
-    SdeiRegs was;
-
     is(call(vm, 0, SDEI_PE_UNMASK), SDEI_SUCCESS);
     is(sdei_make_pending(&vm->sdei, &vm->pe[0], 0), false);
     ready(vm, 0, 0);
     is(takes(vm, 0), -1);
-    was = vm->regs[0];
     comes(vm, 0, 0);
     comes(vm, 0, 0);
     is(takes(vm, 0), 0);
     comes(vm, 0, 0);
     is(takes(vm, 0), -1);
     complete(vm, 0);
-    g_assert_cmpmem(&was, sizeof(was), &vm->regs[0], sizeof(was));
     is(takes(vm, 0), 0);
     complete(vm, 0);
     is(takes(vm, 0), -1);
@@ -277,14 +272,13 @@ static void test_pending(VM *vm, gconstpointer data)
 
 static void test_priorities(VM *vm, gconstpointer data)
 {
-    SdeiRegs was, in_normal;
+    SdeiRegs *interrupted = vm->interrupted[0];
 
     is(call(vm, 0, SDEI_PE_UNMASK), SDEI_SUCCESS);
     ready(vm, 0, NORMAL);
     ready(vm, 0, CRITICAL);
     ready(vm, 0, SHARED);
     ready(vm, 0, URGENT);
-    was = vm->regs[0];
 
     /* Critical events first */
     comes(vm, 0, NORMAL);
@@ -301,41 +295,36 @@ static void test_priorities(VM *vm, gconstpointer data)
     /* A critical event within a normal one, and the contexts of both */
     comes(vm, 0, SHARED);
     is(takes(vm, 0), -1);
-    in_normal = vm->regs[0];
     for (int n = 0; n < SDEI_GPRS; n++) {
-        is(call(vm, 0, SDEI_EVENT_CONTEXT, n), was.x[n]);
+        is(call(vm, 0, SDEI_EVENT_CONTEXT, n), interrupted[0].x[n]);
     }
     is(call(vm, 0, SDEI_EVENT_CONTEXT, SDEI_GPRS), SDEI_INVALID_PARAMETERS);
     comes(vm, 0, CRITICAL);
     is(takes(vm, 0), CRITICAL);
     for (int n = 0; n < SDEI_GPRS; n++) {
-        is(call(vm, 0, SDEI_EVENT_CONTEXT, n), in_normal.x[n]);
+        is(call(vm, 0, SDEI_EVENT_CONTEXT, n), interrupted[1].x[n]);
     }
     complete(vm, 0);
-    g_assert_cmpmem(&in_normal, sizeof(was), &vm->regs[0], sizeof(was));
     is(takes(vm, 0), -1);
     complete(vm, 0);
-    g_assert_cmpmem(&was, sizeof(was), &vm->regs[0], sizeof(was));
     is(takes(vm, 0), SHARED);
 }
 
 static void test_resume(VM *vm, gconstpointer data)
 {
-    SdeiRegs was, *regs;
+    SdeiRegs *regs = &vm->regs[0], *was = vm->interrupted[0];
 
-    regs = &vm->regs[0];
     is(call(vm, 0, SDEI_PE_UNMASK), SDEI_SUCCESS);
     ready(vm, 0, 0);
     comes(vm, 0, 0);
-    was = *regs;
     is(takes(vm, 0), 0);
     regs->x[1] = 0x7000;
     call_regs(vm, 0, SDEI_EVENT_COMPLETE_AND_RESUME, regs);
     g_assert_cmphex(regs->pc, ==, 0x7000);
     g_assert_cmphex(regs->pstate, ==, PSTATE | KEPT);
-    g_assert_cmphex(regs->elr, ==, was.pc);
-    g_assert_cmphex(regs->spsr, ==, was.pstate);
-    g_assert_cmpmem(regs->x, sizeof(was.x), was.x, sizeof(was.x));
+    g_assert_cmphex(regs->elr, ==, was->pc);
+    g_assert_cmphex(regs->spsr, ==, was->pstate);
+    g_assert_cmpmem(regs->x, sizeof(regs->x), was->x, sizeof(was->x));
     is(status(vm, 0, 0), 3);
 }
 
@@ -345,12 +334,10 @@ static void test_unregister(VM *vm, gconstpointer data)
     uint32_t event = GPOINTER_TO_UINT(data);
     bool shared = event == SHARED;
     int other = shared ? 1 : 0;
-    SdeiRegs was;
 
     is(call(vm, 0, SDEI_PE_UNMASK), SDEI_SUCCESS);
     ready(vm, 0, event);
     comes(vm, 0, event);
-    was = vm->regs[0];
     is(takes(vm, 0), event);
     if (shared) {
         is(call(vm, 1, SDEI_EVENT_DISABLE, event), SDEI_SUCCESS);
@@ -365,7 +352,6 @@ static void test_unregister(VM *vm, gconstpointer data)
        shared ? SDEI_SUCCESS : SDEI_DENIED);
     is(call(vm, other, SDEI_SHARED_RESET), shared ? SDEI_DENIED : SDEI_SUCCESS);
     complete(vm, 0);
-    g_assert_cmpmem(&was, sizeof(was), &vm->regs[0], sizeof(was));
     is(status(vm, other, event), 0);
     ready(vm, other, event);
 }

@@ -6,7 +6,6 @@
 
 #include "qemu/osdep.h"
 #include "qemu/atomic.h"
-#include "qemu/timer.h"
 #include "../migration/postcopy/async-tokens.h"
 
 #define PAGES 4096
@@ -14,15 +13,6 @@
 #define ROUNDS 4
 
 #include "postcopy-common.h"
-
-static PostcopyPageState begin(PostcopyRequests *r, unsigned n,
-                               PostcopyWaiter *waiter)
-{
-    PostcopyPage page = page_of(n);
-    PostcopyFault fault = { .cpu = 0, .waiter = waiter };
-
-    return postcopy_request_begin(r, &page, &fault);
-}
 
 static void count_kick(void *opaque)
 {
@@ -32,14 +22,13 @@ static void count_kick(void *opaque)
 }
 
 typedef struct Fixture {
-    PostcopyRequests *r;
     PostcopyAsyncVCPU *v;
     unsigned kicks;
 } Fixture;
 
 static void fixture_begin(Fixture *f, gconstpointer data)
 {
-    f->r = requests_start(NULL);
+    requests_start(NULL);
     f->v = postcopy_async_vcpus_new(1);
     f->kicks = 0;
     postcopy_async_attach(f->v, 0, count_kick, &f->kicks);
@@ -48,11 +37,8 @@ static void fixture_begin(Fixture *f, gconstpointer data)
 static void fixture_end(Fixture *f, gconstpointer data)
 {
     /* No token was lost */
-    for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
-        g_assert_cmpint(f->v->tokens[i].state, ==, POSTCOPY_TOKEN_FREE);
-    }
     g_assert_true(postcopy_async_idle(f->v));
-    postcopy_requests_free(f->r);
+    requests_end();
     /* vCPUs exist until QEMU exits; those of a test do not */
     g_free(f->v);
 }
@@ -62,7 +48,7 @@ static PostcopyToken *ask(Fixture *f, unsigned page)
     PostcopyToken *t = postcopy_async_get(f->v);
 
     g_assert(t);
-    g_assert_cmpint(begin(f->r, page, &t->waiter), !=, POSTCOPY_PAGE_RECEIVED);
+    g_assert_cmpint(begin_by(page, &t->waiter, 0), !=, POSTCOPY_PAGE_RECEIVED);
     return t;
 }
 
@@ -99,51 +85,36 @@ static unsigned outstanding(PostcopyAsyncVCPU *v)
     return stats.outstanding;
 }
 
-static void test_page_comes_after(Fixture *f, gconstpointer data)
+/* The guest is notified of the missing page, or not, before or after receipt */
+static void test_announced(Fixture *f, gconstpointer data)
 {
-    uint32_t number = announce(f, 1);
+    for (unsigned page = 0; page < 4; page++) {
+        bool told = page & 1, early = page & 2;
+        PostcopyToken *t = ask(f, page);
 
-    no_token_is_sent(f);
-    g_assert_cmpuint(outstanding(f->v), ==, 1);
-    complete(f->r, 1);
-    g_assert_cmpuint(f->kicks, ==, 1);
-    send_and_take(f, number);
-    g_assert_cmpuint(outstanding(f->v), ==, 0);
-    no_token_is_sent(f);
-}
-
-static void test_page_comes_before(Fixture *f, gconstpointer data)
-{
-    PostcopyToken *t = ask(f, 1);
-
-    complete(f->r, 1);
-    postcopy_async_announced(t, false);
-    g_assert_cmpuint(f->kicks, ==, 0);
-    no_token_is_sent(f);
-}
-
-static void test_page_comes_while_it_is_announced(Fixture *f,
-                                                  gconstpointer data)
-{
-    PostcopyToken *t = ask(f, 1);
-
-    /* All pages are placed, but a token is still being announced */
-    g_assert_cmpuint(outstanding(f->v), ==, 0);
-    g_assert_false(postcopy_async_idle(f->v));
-    /* The guest has the exception, but announced() was not called yet */
-    complete(f->r, 1);
-    no_token_is_sent(f);
-    postcopy_async_announced(t, true);
-    send_and_take(f, t->number);
-    g_assert_true(postcopy_async_idle(f->v));
-}
-
-static void test_not_announced(Fixture *f, gconstpointer data)
-{
-    postcopy_async_announced(ask(f, 1), false);
-    complete(f->r, 1);
-    no_token_is_sent(f);
-    g_assert_cmpuint(f->kicks, ==, 0);
+        f->kicks = 0;
+        /* All pages are placed, but a token is still being announced */
+        g_assert_cmpuint(outstanding(f->v), ==, 0);
+        g_assert_false(postcopy_async_idle(f->v));
+        if (early) {
+            /* The guest may have the exception already */
+            complete(page);
+            no_token_is_sent(f);
+        }
+        postcopy_async_announced(t, told);
+        g_assert_cmpuint(outstanding(f->v), ==, told);
+        if (!early) {
+            no_token_is_sent(f);
+            complete(page);
+        }
+        g_assert_cmpuint(f->kicks, ==, told && !early);
+        if (told) {
+            send_and_take(f, t->number);
+        }
+        no_token_is_sent(f);
+        g_assert_cmpuint(outstanding(f->v), ==, 0);
+        g_assert_true(postcopy_async_idle(f->v));
+    }
 }
 
 static void test_withdraw(Fixture *f, gconstpointer data)
@@ -152,8 +123,8 @@ static void test_withdraw(Fixture *f, gconstpointer data)
     uint32_t number = announce(f, 3);
 
     /* Its page was placed, and so was another token's page */
-    complete(f->r, 1);
-    complete(f->r, 3);
+    complete(1);
+    complete(3);
     g_assert_true(postcopy_async_withdraw(f->v, number));
     g_assert_false(postcopy_async_withdraw(f->v, number));
     send_and_take(f, before);
@@ -164,13 +135,13 @@ static void test_withdraw(Fixture *f, gconstpointer data)
     g_assert_cmpuint(outstanding(f->v), ==, 0);
     g_assert_false(postcopy_async_idle(f->v));
     number = announce(f, 2);
-    complete(f->r, 2);
+    complete(2);
     send_and_take(f, number);
     g_assert_true(postcopy_async_idle(f->v));
 
     /* The guest's slot has the token */
     number = announce(f, 4);
-    complete(f->r, 4);
+    complete(4);
     postcopy_async_sent(f->v);
     g_assert_false(postcopy_async_withdraw(f->v, number));
     postcopy_async_taken(f->v);
@@ -180,9 +151,9 @@ static void test_page_was_received(Fixture *f, gconstpointer data)
 {
     PostcopyToken *t;
 
-    complete(f->r, 1);
+    complete(1);
     t = postcopy_async_get(f->v);
-    g_assert_cmpint(begin(f->r, 1, &t->waiter), ==, POSTCOPY_PAGE_RECEIVED);
+    g_assert_cmpint(begin_by(1, &t->waiter, 0), ==, POSTCOPY_PAGE_RECEIVED);
     postcopy_async_put(t);
 }
 
@@ -190,9 +161,9 @@ static void test_order(Fixture *f, gconstpointer data)
 {
     uint32_t a = announce(f, 1), b = announce(f, 2), c = announce(f, 3);
 
-    complete(f->r, 2);
-    complete(f->r, 3);
-    complete(f->r, 1);
+    complete(2);
+    complete(3);
+    complete(1);
     g_assert_cmpuint(postcopy_async_next(f->v), ==, b);
     postcopy_async_sent(f->v);
     /* While the slot is in use, the next token stays the same */
@@ -210,7 +181,7 @@ static void test_same_page(Fixture *f, gconstpointer data)
     uint32_t a = announce(f, 1), b = announce(f, 1);
 
     g_assert_cmpuint(a, !=, b);
-    complete(f->r, 1);
+    complete(1);
     send_and_take(f, a);
     send_and_take(f, b);
 }
@@ -222,7 +193,7 @@ static void test_numbers(Fixture *f, gconstpointer data)
 
     /* One token is in the guest's slot all the time */
     number = announce(f, 0);
-    complete(f->r, 0);
+    complete(0);
     postcopy_async_sent(f->v);
 
     for (unsigned i = 1; i < 1000; i++) {
@@ -244,7 +215,7 @@ static void test_numbers(Fixture *f, gconstpointer data)
             }
         }
         for (unsigned j = 1; j < POSTCOPY_ASYNC_TOKENS; j++) {
-            complete(f->r, j);
+            complete(j);
             received_map[j] = false;
         }
     }
@@ -258,18 +229,18 @@ static void test_forget(Fixture *f, gconstpointer data)
     announce(f, 1);
     announce(f, 2);
     announce(f, 3);
-    complete(f->r, 1);
+    complete(1);
     postcopy_async_sent(f->v);
-    complete(f->r, 2);
+    complete(2);
     postcopy_async_forget(f->v);
     no_token_is_sent(f);
     g_assert_cmpuint(outstanding(f->v), ==, 0);
 
     /* The guest starts anew */
     number = announce(f, 4);
-    complete(f->r, 3);
+    complete(3);
     no_token_is_sent(f);
-    complete(f->r, 4);
+    complete(4);
     /* The token in the slot was forgotten */
     postcopy_async_taken(f->v);
     send_and_take(f, number);
@@ -279,7 +250,7 @@ static void test_detach(Fixture *f, gconstpointer data)
 {
     announce(f, 1);
     postcopy_async_detach(f->v);
-    complete(f->r, 1);
+    complete(1);
     g_assert_cmpuint(f->kicks, ==, 0);
     no_token_is_sent(f);
 }
@@ -287,13 +258,12 @@ static void test_detach(Fixture *f, gconstpointer data)
 static PostcopyHalt *halt(Fixture *f, unsigned page, bool anew)
 {
     bool is_anew;
-    PostcopyHalt *h = postcopy_async_halt(f->v, host_memory + page * PAGE,
-                                          &is_anew);
+    PostcopyHalt *h = postcopy_async_halt(f->v, pages[page].host, &is_anew);
 
     g_assert(h);
     g_assert(anew == is_anew);
     if (anew) {
-        g_assert_cmpint(begin(f->r, page, &h->waiter), !=,
+        g_assert_cmpint(begin_by(page, &h->waiter, 0), !=,
                         POSTCOPY_PAGE_RECEIVED);
     }
     return h;
@@ -307,22 +277,22 @@ static void test_halt(Fixture *f, gconstpointer data)
     /* An interrupt handler misses another page, which is placed later */
     g_assert(halt(f, 1, false) == h);
     g_assert_true(postcopy_async_halting(halt(f, 2, true)));
-    complete(f->r, 1);
+    complete(1);
     g_assert_cmpuint(f->kicks, ==, 0);
-    complete(f->r, 2);
+    complete(2);
     g_assert_cmpuint(f->kicks, ==, 1);
     no_token_is_sent(f);
 
     /* The page is placed before the vCPU halts */
     h = halt(f, 3, true);
-    complete(f->r, 3);
+    complete(3);
     g_assert_false(postcopy_async_halting(h));
 
     /* A reset does not forget the pending kick */
     f->kicks = 0;
     g_assert_true(postcopy_async_halting(halt(f, 4, true)));
     postcopy_async_forget(f->v);
-    complete(f->r, 4);
+    complete(4);
     g_assert_cmpuint(f->kicks, ==, 1);
 }
 
@@ -330,6 +300,7 @@ static void test_halt(Fixture *f, gconstpointer data)
 static void test_halt_and_tokens(Fixture *f, gconstpointer data)
 {
     uint32_t number;
+    bool anew;
 
     for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
         announce(f, i);
@@ -337,26 +308,22 @@ static void test_halt_and_tokens(Fixture *f, gconstpointer data)
     g_assert_null(postcopy_async_get(f->v));
     g_assert_true(postcopy_async_halting(halt(f, 64, true)));
     for (unsigned i = 0; i < POSTCOPY_ASYNC_TOKENS; i++) {
-        complete(f->r, i);
+        complete(i);
         send_and_take(f, postcopy_async_next(f->v));
     }
     g_assert_cmpuint(f->kicks, ==, POSTCOPY_ASYNC_TOKENS);
     number = announce(f, 64);
     g_assert_false(postcopy_async_idle(f->v));
-    complete(f->r, 64);
+    complete(64);
     send_and_take(f, number);
 
     /* The number of halts has a limit */
     for (unsigned i = 0; i < POSTCOPY_ASYNC_HALTS; i++) {
-        bool anew;
-
         halt(f, 100 + i, true);
-        if (i == POSTCOPY_ASYNC_HALTS - 1) {
-            g_assert_null(postcopy_async_halt(f->v, host_memory, &anew));
-        }
     }
+    g_assert_null(postcopy_async_halt(f->v, host_memory, &anew));
     for (unsigned i = 0; i < POSTCOPY_ASYNC_HALTS; i++) {
-        complete(f->r, 100 + i);
+        complete(100 + i);
     }
 }
 
@@ -366,22 +333,13 @@ static void test_halt_and_tokens(Fixture *f, gconstpointer data)
  */
 typedef struct Guest {
     QemuThread thread;
-    PostcopyRequests *r;
     PostcopyAsyncVCPU *v;
-    unsigned index;
     QemuEvent kicked;
     /* Tokens for which tasks sleep */
     GHashTable *sleeping;
     uint32_t slot;
     unsigned announced, woken, lost_by_reset, halts;
 } Guest;
-
-/* Atomic */
-static unsigned guests_left;
-/* @asked: page numbers in the order of their requests, then -1.  Atomic. */
-static int asked[PAGES + 1];
-static int n_asked;
-static QemuEvent asked_event;
 
 static void kick_guest(void *opaque)
 {
@@ -416,7 +374,7 @@ static void *guest_thread(void *opaque)
     Guest *g = opaque;
 
     for (unsigned i = 0; i < PAGES / 2; i++) {
-        unsigned page = (i * 7 + g->index * 1021) % PAGES;
+        unsigned page = (i * 7 + g->v->id * 1021) % PAGES;
         PostcopyPageState state;
         PostcopyToken *t = NULL;
         PostcopyHalt *h = NULL;
@@ -431,7 +389,7 @@ static void *guest_thread(void *opaque)
         }
         if (halt) {
             qemu_event_reset(&g->kicked);
-            h = postcopy_async_halt(g->v, host_memory + page * PAGE, &anew);
+            h = postcopy_async_halt(g->v, pages[page].host, &anew);
             g_assert_true(h && anew);
         } else {
             t = postcopy_async_get(g->v);
@@ -440,7 +398,7 @@ static void *guest_thread(void *opaque)
             g_usleep(10);
             continue;
         }
-        state = begin(g->r, page, h ? &h->waiter : &t->waiter);
+        state = begin_by(page, h ? &h->waiter : &t->waiter, 0);
         if (state == POSTCOPY_PAGE_RECEIVED) {
             if (h) {
                 postcopy_async_halt_put(h);
@@ -450,9 +408,8 @@ static void *guest_thread(void *opaque)
             continue;
         }
         if (state == POSTCOPY_PAGE_REQUEST) {
-            qatomic_set(&asked[qatomic_fetch_inc(&n_asked)], page);
+            send_page(page);
         }
-        qemu_event_set(&asked_event);
         if (halt) {
             if (postcopy_async_halting(h)) {
                 g->halts++;
@@ -465,8 +422,6 @@ static void *guest_thread(void *opaque)
         g->announced++;
         postcopy_async_announced(t, true);
     }
-    qatomic_dec(&guests_left);
-    qemu_event_set(&asked_event);
     /* All tasks must be woken */
     while (g_hash_table_size(g->sleeping)) {
         run_guest(g);
@@ -475,57 +430,45 @@ static void *guest_thread(void *opaque)
     return NULL;
 }
 
-static void place_all(PostcopyRequests *r)
+static void *source_thread(void *opaque)
 {
-    int done = 0;
+    unsigned page;
 
-    for (;;) {
-        bool last;
-        int page;
-
-        qemu_event_reset(&asked_event);
-        last = !qatomic_read(&guests_left);
-        page = qatomic_read(&asked[done]);
-        if (page >= 0) {
-            done++;
-            complete(r, page);
-        } else if (last) {
-            break;
-        } else {
-            qemu_event_wait(&asked_event);
-        }
+    while ((page = receive_page()) < PAGES) {
+        complete(page);
     }
+    return NULL;
 }
 
 static void test_threads(void)
 {
     for (unsigned round = 0; round < ROUNDS; round++) {
-        PostcopyRequests *r = requests_start(NULL);
         PostcopyAsyncVCPU *vcpus = postcopy_async_vcpus_new(VCPUS);
         Guest guests[VCPUS] = { };
         unsigned announced = 0;
+        QemuThread source;
 
-        guests_left = VCPUS;
-        n_asked = 0;
-        memset(asked, -1, sizeof(asked));
-        qemu_event_init(&asked_event, false);
+        requests_start(NULL);
+        start_thread(&source, source_thread, NULL);
         for (unsigned i = 0; i < VCPUS; i++) {
             Guest *g = &guests[i];
 
-            g->r = r;
             g->v = &vcpus[i];
-            g->index = i;
             g->sleeping = g_hash_table_new(NULL, NULL);
             qemu_event_init(&g->kicked, false);
             postcopy_async_attach(g->v, i, kick_guest, g);
             start_thread(&g->thread, guest_thread, g);
         }
-        place_all(r);
+        for (unsigned i = 0; i < VCPUS; i++) {
+            qemu_thread_join(&guests[i].thread);
+        }
+        /* Pages of halts that a token has ended are still outstanding */
+        send_page(PAGES);
+        qemu_thread_join(&source);
         for (unsigned i = 0; i < VCPUS; i++) {
             Guest *g = &guests[i];
             PostcopyAsyncStats counts = { };
 
-            qemu_thread_join(&g->thread);
             postcopy_async_count(g->v, &counts);
             g_assert_cmpuint(counts.announced, ==, g->announced);
             g_assert_cmpuint(counts.halted, ==, g->halts);
@@ -535,8 +478,7 @@ static void test_threads(void)
             qemu_event_destroy(&g->kicked);
         }
         g_assert_cmpuint(announced, >, PAGES / 20);
-        qemu_event_destroy(&asked_event);
-        postcopy_requests_free(r);
+        requests_end();
         g_free(vcpus);
     }
 }
@@ -547,11 +489,7 @@ int main(int argc, char **argv)
 #define TEST(name, fn) \
     g_test_add("/postcopy-async/" name, Fixture, NULL, fixture_begin, fn, \
                fixture_end)
-    TEST("page-comes-after", test_page_comes_after);
-    TEST("page-comes-before", test_page_comes_before);
-    TEST("page-comes-while-it-is-announced",
-         test_page_comes_while_it_is_announced);
-    TEST("not-announced", test_not_announced);
+    TEST("announced", test_announced);
     TEST("withdraw", test_withdraw);
     TEST("page-was-received", test_page_was_received);
     TEST("order", test_order);

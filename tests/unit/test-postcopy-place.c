@@ -6,14 +6,14 @@
  */
 
 #include "qemu/osdep.h"
-#include <glib-unix.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
+#include "qapi/error.h"
 #include "qemu/atomic.h"
+#include "qemu/memfd.h"
 #include "qemu/units.h"
 #include "qemu/userfaultfd.h"
 #include "exec/cpu-common.h"
@@ -39,11 +39,9 @@ static char *ram;
 static unsigned patience = 20;      /* seconds until a reader counts as hung */
 static bool break_wake_rule;        /* do not wake readers that need it */
 static char *mirror;                /* NULL for anonymous memory */
-static PostcopyRequests *requests;
 static int ufd;
 static bool quit;                   /* atomic */
 static int wakes;                   /* written by the fault thread */
-static int asked[2];                /* a pipe of page numbers */
 
 const char *qemu_ram_get_idstr(RAMBlock *rb)
 {
@@ -76,11 +74,10 @@ static void place(unsigned page)
     g_autofree uintptr_t *from = g_malloc0(page_size);
     /* Every fourth page is zero */
     void *content = page % 4 ? from : NULL;
-    PostcopyPage p = page_of(page);
     PostcopyClaim claim;
 
     from[0] = page % 4 ? page : 0;
-    postcopy_request_claim(requests, &p, 1, !content, &claim);
+    postcopy_request_claim(requests, &pages[page], 1, !content, &claim);
     if (claim.drop) {
         return;
     }
@@ -93,7 +90,7 @@ static void place(unsigned page)
             content = memcpy(mirror + page * page_size, from, page_size);
         }
     }
-    g_assert_cmpint(postcopy_place(requests, ufd, &p, 1, content,
+    g_assert_cmpint(postcopy_place(requests, ufd, &pages[page], 1, content,
                                    false, claim.uffd), ==, 0);
 }
 
@@ -102,28 +99,22 @@ static void *fault_thread(void *opaque)
     struct pollfd pfd = { .fd = ufd, .events = POLLIN };
 
     while (!qatomic_read(&quit)) {
+        PostcopyPageState state;
         struct uffd_msg msg;
-        PostcopyPage p;
         unsigned page;
 
         if (poll(&pfd, 1, 10) <= 0 || uffd_read_events(ufd, &msg, 1) != 1) {
             continue;
         }
         page = (msg.arg.pagefault.address - (uintptr_t)ram) / page_size;
-        p = page_of(page);
-        switch (postcopy_request_begin(requests, &p, &(PostcopyFault) {
-                    .cpu = -1, .tid = msg.arg.pagefault.feat.ptid })) {
-        case POSTCOPY_PAGE_REQUEST:
-            send_page(asked[1], page);
-            break;
-        case POSTCOPY_PAGE_RECEIVED:
+        state = begin_by(page, NULL, msg.arg.pagefault.feat.ptid);
+        if (state == POSTCOPY_PAGE_REQUEST) {
+            send_page(page);
+        } else if (state == POSTCOPY_PAGE_RECEIVED) {
             if (!break_wake_rule) {
                 uffd_wakeup(ufd, ram + page * page_size, page_size);
             }
             wakes++;
-            break;
-        case POSTCOPY_PAGE_REQUESTED:
-            break;
         }
     }
     return NULL;
@@ -134,7 +125,7 @@ static void *urgent_thread(void *opaque)
 {
     unsigned page;
 
-    while ((page = receive_page(asked[0])) != PAGES) {
+    while ((page = receive_page()) != PAGES) {
         place(page);
     }
     return NULL;
@@ -156,19 +147,13 @@ static void *reader_thread(void *opaque)
 /* @shared: memory that has a mirror */
 static void start(bool shared)
 {
-    uint64_t ioctls;
     int fd = -1;
 
-    page_size = qemu_real_host_page_size();
     wakes = 0;
     qatomic_set(&quit, false);
     if (shared) {
-        fd = memfd_create("test", MFD_CLOEXEC);
-        g_assert_cmpint(fd, >=, 0);
-        g_assert_cmpint(ftruncate(fd, PAGES * page_size), ==, 0);
-        mirror = mmap(NULL, PAGES * page_size, PROT_READ | PROT_WRITE,
-                      MAP_SHARED, fd, 0);
-        g_assert(mirror != MAP_FAILED);
+        mirror = qemu_memfd_alloc("test", PAGES * page_size, 0, &fd,
+                                  &error_abort);
     }
     ram = mmap(NULL, PAGES * page_size, PROT_READ | PROT_WRITE,
                shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
@@ -177,20 +162,17 @@ static void start(bool shared)
                                          UFFDIO_REGISTER_MODE_MISSING |
                                          (shared ? UFFDIO_REGISTER_MODE_MINOR
                                                  : 0),
-                                         &ioctls), ==, 0);
+                                         NULL), ==, 0);
     if (fd >= 0) {
         close(fd);
     }
-    requests = requests_start(NULL);
-    g_assert_true(g_unix_open_pipe(asked, FD_CLOEXEC, NULL));
+    requests_start(NULL);
 }
 
 static void end(void)
 {
-    close(asked[0]);
-    close(asked[1]);
     postcopy_requests_stop(requests);
-    postcopy_requests_free(requests);
+    requests_end();
     munmap(ram, PAGES * page_size);
     if (mirror) {
         munmap(mirror, PAGES * page_size);
@@ -219,7 +201,7 @@ static void test_nobody_sleeps_on(const void *shared)
     alarm(0);
     qatomic_set(&quit, true);
     qemu_thread_join(&faults);
-    send_page(asked[1], PAGES);
+    send_page(PAGES);
     qemu_thread_join(&urgent);
     g_test_message("%d faults were read after their page was received", wakes);
     end();
@@ -249,30 +231,30 @@ static void test_late_fault(const void *shared)
     end();
 }
 
+static int place_copy(const PostcopyPage *page, unsigned n, void *from)
+{
+    return postcopy_place(requests, ufd, page, n, from, false, true);
+}
+
 /*
  * A page that exists before it was received is not the guest's; in a run of
  * pages, those before it are placed
  */
 static void test_eexist(void)
 {
-    g_autofree char *from = g_malloc0(3 * qemu_real_host_page_size());
-    PostcopyPage page;
+    g_autofree char *from = g_malloc0(3 * page_size);
 
     start(false);
     place(2);
     received_map[2] = false;
-    page = page_of(1);
     from[0] = 7;
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, 3, from, false, true),
-                    ==, -EEXIST);
+    g_assert_cmpint(place_copy(&pages[1], 3, from), ==, -EEXIST);
     g_assert_true(received_map[1]);
     g_assert_false(received_map[2]);
     g_assert_false(received_map[3]);
     g_assert_cmpint(ram[page_size], ==, 7);
 
-    page = page_of(2);
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, false, true),
-                    ==, -EEXIST);
+    g_assert_cmpint(place_copy(&pages[2], 1, from), ==, -EEXIST);
     g_assert_false(received_map[2]);
     g_assert_cmpuint(*(uint64_t *)(ram + 2 * page_size), ==, 2);
     end();
@@ -281,50 +263,13 @@ static void test_eexist(void)
 /* The address is not registered: the caller must end postcopy */
 static void test_enoent(void)
 {
-    g_autofree void *from = g_malloc0(qemu_real_host_page_size());
-    PostcopyPage page;
+    g_autofree void *from = g_malloc0(page_size);
 
     start(false);
     g_assert_cmpint(uffd_unregister_memory(ufd, ram, page_size), ==, 0);
-    page = page_of(0);
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, false, true),
-                    ==, -ENOENT);
+    g_assert_cmpint(place_copy(&pages[0], 1, from), ==, -ENOENT);
     g_assert_false(received_map[0]);
     end();
-}
-
-static void send_fd(int to, int fd)
-{
-    char byte = 0, control[CMSG_SPACE(sizeof(fd))] = { };
-    struct iovec iov = { &byte, 1 };
-    struct msghdr msg = {
-        .msg_iov = &iov, .msg_iovlen = 1,
-        .msg_control = control, .msg_controllen = sizeof(control),
-    };
-    struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
-
-    cmsg->cmsg_level = SOL_SOCKET;
-    cmsg->cmsg_type = SCM_RIGHTS;
-    cmsg->cmsg_len = CMSG_LEN(sizeof(fd));
-    memcpy(CMSG_DATA(cmsg), &fd, sizeof(fd));
-    if (sendmsg(to, &msg, 0) != 1) {
-        _exit(1);
-    }
-}
-
-static int receive_fd(int from)
-{
-    char byte, control[CMSG_SPACE(sizeof(int))];
-    struct iovec iov = { &byte, 1 };
-    struct msghdr msg = {
-        .msg_iov = &iov, .msg_iovlen = 1,
-        .msg_control = control, .msg_controllen = sizeof(control),
-    };
-    int fd;
-
-    g_assert_cmpint(recvmsg(from, &msg, MSG_CMSG_CLOEXEC), ==, 1);
-    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(fd));
-    return fd;
 }
 
 static int open_ufd(uint64_t features)
@@ -336,50 +281,13 @@ static int open_ufd(uint64_t features)
     return fd >= 0 && !ioctl(fd, UFFDIO_API, &api) ? fd : -1;
 }
 
-/* The process that owns the memory has ended */
-static void test_esrch(void)
-{
-    g_autofree void *from = g_malloc0(qemu_real_host_page_size());
-    int sockets[2], own = ufd, status;
-    PostcopyPage page;
-    pid_t child;
-
-#ifdef CONFIG_TSAN
-    g_test_skip("ThreadSanitizer dies of fork() beside other threads");
-    return;
-#endif
-    g_assert_cmpint(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), ==, 0);
-    child = fork();
-    if (!child) {
-        send_fd(sockets[1], open_ufd(0));
-        _exit(0);
-    }
-    ufd = receive_fd(sockets[0]);
-    g_assert_cmpint(waitpid(child, &status, 0), ==, child);
-    g_assert_cmpint(status, ==, 0);
-
-    requests = requests_start(NULL);
-    page_size = qemu_real_host_page_size();
-    /* Any address: the process has no memory any more */
-    page = page_of(0);
-    page.host = (void *)(uintptr_t)page_size;
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, false, true),
-                    ==, -ESRCH);
-    g_assert_false(received_map[0]);
-    postcopy_requests_free(requests);
-    close(ufd);
-    close(sockets[0]);
-    close(sockets[1]);
-    ufd = own;
-}
-
 /* The host has no memory for the page, which can be placed later */
 static void test_enomem(void)
 {
     size_t size = 2 * MiB, length = 2 * MiB;
     g_autofree char *free_pages = NULL;
-    g_autofree void *from = NULL;
-    uint64_t ioctls;
+    g_autofree void *from = g_malloc0(size);
+    char *huge;
     int ret = 0;
 
     if (!g_file_get_contents("/sys/kernel/mm/hugepages/hugepages-2048kB/"
@@ -390,24 +298,20 @@ static void test_enomem(void)
     /* One more huge page than the host has free, without a reservation */
     length += g_ascii_strtoull(free_pages, NULL, 10) * size;
     start(false);
-    munmap(ram, PAGES * page_size);
-    from = g_malloc0(size);
-    ram = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE |
-               MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE | (21 << 26),
-               -1, 0);
-    g_assert(ram != MAP_FAILED);
-    g_assert_cmpint(uffd_register_memory(ufd, ram, length,
-                                         UFFDIO_REGISTER_MODE_MISSING,
-                                         &ioctls), ==, 0);
+    huge = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE |
+                MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE | (21 << 26),
+                -1, 0);
+    g_assert(huge != MAP_FAILED);
+    g_assert_cmpint(uffd_register_memory(ufd, huge, length,
+                                         UFFDIO_REGISTER_MODE_MISSING, NULL),
+                    ==, 0);
     for (size_t at = 0; !ret && at < length; at += size) {
-        PostcopyPage page = { block, 0, ram + at, size };
+        PostcopyPage page = { block, 0, huge + at, size };
 
-        ret = postcopy_place(requests, ufd, &page, 1, from, false, true);
+        ret = place_copy(&page, 1, from);
     }
     g_assert_cmpint(ret, ==, -ENOMEM);
-    munmap(ram, length);
-    ram = mmap(NULL, PAGES * page_size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS,
-               -1, 0);
+    munmap(huge, length);
     end();
 }
 
@@ -436,7 +340,7 @@ static void test_eagain(void)
     QemuThread remover, reader;
     struct uffdio_copy copy = { };
     PostcopyPage page;
-    g_autofree char *from = NULL;
+    g_autofree char *from = g_malloc0(2 * page_size);
 
     ufd = open_ufd(UFFD_FEATURE_EVENT_REMOVE);
     g_assert_cmpint(ufd, >=, 0);
@@ -446,7 +350,6 @@ static void test_eagain(void)
     start_thread(&remover, remove_page, NULL);
     pfd = (struct pollfd) { .fd = ufd, .events = POLLIN };
     g_assert_cmpint(poll(&pfd, 1, -1), ==, 1);
-    from = g_malloc0(2 * page_size);
     copy.dst = (uintptr_t)ram + 6 * page_size;
     copy.src = (uintptr_t)from;
     copy.len = page_size;
@@ -464,10 +367,9 @@ static void test_eagain(void)
     copy.dst = (uintptr_t)ram + 8 * page_size;
     copy.len = 2 * page_size;
     from[0] = 8;
-    page = page_of(8);
+    page = pages[8];
     page.size *= 2;
-    g_assert_cmpint(postcopy_place(requests, ufd, &page, 1, from, false, true),
-                    <, 0);
+    g_assert_cmpint(place_copy(&page, 1, from), <, 0);
     g_assert_cmpuint(*(uint64_t *)(ram + 8 * page_size), ==, 8);
     g_assert_cmpuint(*(uint64_t *)(ram + 9 * page_size), ==, 9);
     copy.dst = (uintptr_t)ram + 10 * page_size;
@@ -499,6 +401,7 @@ int main(int argc, char **argv)
         patience = 3;
     }
     sigaction(SIGALRM, &alarmed, NULL);
+    page_size = qemu_real_host_page_size();
     ufd = open_ufd(0);
     if (ufd < 0) {
         g_printerr("userfaultfd: %s\n", strerror(errno));
@@ -514,7 +417,6 @@ int main(int argc, char **argv)
                          (void *)1, test_nobody_sleeps_on);
     g_test_add_func("/postcopy-place/error/eexist", test_eexist);
     g_test_add_func("/postcopy-place/error/enoent", test_enoent);
-    g_test_add_func("/postcopy-place/error/esrch", test_esrch);
     g_test_add_func("/postcopy-place/error/enomem", test_enomem);
     g_test_add_func("/postcopy-place/error/eagain", test_eagain);
     return g_test_run();

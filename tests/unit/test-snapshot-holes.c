@@ -71,12 +71,17 @@ static void memory_init(Memory *m, int fd, uint32_t flags, size_t huge)
     g_assert(m->rb.host != MAP_FAILED);
 }
 
-static void memory_destroy(Memory *m)
+/* After a test, which may have been skipped early */
+static void memory_destroy(Memory *m, gconstpointer data)
 {
-    snapshot_holes_free(m->holes);
-    uffd_close_fd(m->ufd);
-    munmap(m->rb.host, SIZE);
-    if (m->rb.fd >= 0) {
+    if (m->holes) {
+        snapshot_holes_free(m->holes);
+        uffd_close_fd(m->ufd);
+    }
+    if (m->rb.host) {
+        munmap(m->rb.host, SIZE);
+    }
+    if (m->rb.fd > 0) {
         close(m->rb.fd);
     }
 }
@@ -90,87 +95,65 @@ static bool can_scan(Memory *m)
     return false;
 }
 
-static void test_anonymous(void)
+/* Pages of all kinds, in random order */
+static void test_anonymous(Memory *m, gconstpointer data)
 {
-    Memory m;
+    enum { EMPTY, ZERO_PAGE, ZEROS, DATA, BEFORE_SCAN, AFTER_SCAN, KINDS };
+    unsigned pages = SIZE / page_size;
+    g_autofree int *kind = g_new(int, pages);
 
-    memory_init(&m, -1, 0, 0);
-    madvise(m.rb.host, SIZE, MADV_NOHUGEPAGE);
-    *at(&m, 0) = 1;
-    *at(&m, 3) = 1;
-    *at(&m, 4) = 0;             /* zeros, in a page of its own */
-    g_assert(*(volatile char *)at(&m, 6) == 0); /* the zero page */
-    protect(&m);
-    if (can_scan(&m)) {
-        *at(&m, 5) = 1;         /* QEMU never does; it must not get lost */
-        scan(&m);
-        *at(&m, 2) = 1;
-        g_assert(!hole(&m, 0));
-        g_assert(hole(&m, 1));
-        g_assert(hole(&m, 2));
-        g_assert(!hole(&m, 3));
-        g_assert(!hole(&m, 4));
-        g_assert(!hole(&m, 5));
-        g_assert(hole(&m, 6));
-        g_assert(hole(&m, SIZE / page_size - 1));
+    memory_init(m, -1, 0, 0);
+    madvise(m->rb.host, SIZE, MADV_NOHUGEPAGE);
+    for (unsigned i = 0; i < pages; i++) {
+        kind[i] = g_test_rand_int_range(0, KINDS);
+        if (kind[i] == ZERO_PAGE) {
+            g_assert(*(volatile char *)at(m, i) == 0);  /* the zero page */
+        } else if (kind[i] == ZEROS || kind[i] == DATA) {
+            *at(m, i) = kind[i] == DATA;
+        }
     }
-    memory_destroy(&m);
+    protect(m);
+    if (!can_scan(m)) {
+        return;
+    }
+    for (unsigned i = 0; i < pages; i++) {
+        if (kind[i] == BEFORE_SCAN) {
+            *at(m, i) = 1;      /* QEMU never does; it must not get lost */
+        }
+    }
+    scan(m);
+    for (unsigned i = 0; i < pages; i++) {
+        if (kind[i] == AFTER_SCAN) {
+            *at(m, i) = 1;
+        }
+    }
+    for (unsigned i = 0; i < pages; i++) {
+        g_assert(hole(m, i) == (kind[i] == EMPTY || kind[i] == ZERO_PAGE ||
+                                kind[i] == AFTER_SCAN));
+    }
 }
 
-static void test_huge(void)
+static void test_huge(Memory *m, gconstpointer data)
 {
-    Memory m;
     char *host;
 
-    memory_init(&m, -1, 0, 0);
-    host = (char *)ROUND_UP((uintptr_t)m.rb.host, 2 * MiB);
+    memory_init(m, -1, 0, 0);
+    host = (char *)ROUND_UP((uintptr_t)m->rb.host, 2 * MiB);
     if (madvise(host, 2 * MiB, MADV_HUGEPAGE)) {
         g_test_skip("no transparent huge pages");
-        protect(&m);
-        memory_destroy(&m);
         return;
     }
     *host = 1;
-    protect(&m);
-    if (can_scan(&m)) {
-        unsigned first = (host - (char *)m.rb.host) / page_size;
+    protect(m);
+    if (can_scan(m)) {
+        unsigned first = (host - (char *)m->rb.host) / page_size;
 
-        scan(&m);
+        scan(m);
         /* The whole huge page, if it was one, and no page of the next */
-        g_assert(!hole(&m, first));
-        g_assert(hole(&m, first + 1) == hole(&m, first + 511));
-        g_assert(hole(&m, first + 512));
+        g_assert(!hole(m, first));
+        g_assert(hole(m, first + 1) == hole(m, first + 511));
+        g_assert(hole(m, first + 512));
     }
-    memory_destroy(&m);
-}
-
-static void test_any_holes(void)
-{
-    Memory m;
-    g_autofree bool *data = g_new0(bool, SIZE / page_size);
-    unsigned pages = SIZE / page_size;
-
-    memory_init(&m, -1, 0, 0);
-    madvise(m.rb.host, SIZE, MADV_NOHUGEPAGE);
-    for (unsigned i = 0; i < pages; i++) {
-        data[i] = g_test_rand_bit();
-        if (data[i]) {
-            *at(&m, i) = 1;
-        }
-    }
-    protect(&m);
-    if (can_scan(&m)) {
-        scan(&m);
-        for (unsigned i = 0; i < pages; i++) {
-            if (!data[i] && g_test_rand_bit()) {
-                *at(&m, i) = 1;
-            }
-        }
-        for (unsigned i = 0; i < pages; i++) {
-            g_assert(hole(&m, i) == !data[i]);
-        }
-    }
-    memory_destroy(&m);
 }
 
 /* This mapping writes page 3, another process or mapping writes page 5. */
@@ -186,34 +169,27 @@ static void shmem_init(Memory *m, uint32_t flags)
     scan(m);
 }
 
-static void test_shmem(void)
+static void test_shmem(Memory *m, gconstpointer data)
 {
-    Memory m;
-
-    shmem_init(&m, RAM_SHARED);
-    g_assert(hole(&m, 2));
-    g_assert(!hole(&m, 3));
-    g_assert(hole(&m, 4));
-    g_assert(!hole(&m, 5));
-    g_assert(hole(&m, SIZE / page_size - 1));
-    memory_destroy(&m);
+    shmem_init(m, RAM_SHARED);
+    g_assert(hole(m, 2));
+    g_assert(!hole(m, 3));
+    g_assert(hole(m, 4));
+    g_assert(!hole(m, 5));
+    g_assert(hole(m, SIZE / page_size - 1));
 }
 
 /* Memory with data must not be treated as a hole. */
-static void test_private_file(void)
+static void test_private_file(Memory *m, gconstpointer data)
 {
-    Memory m;
-
-    shmem_init(&m, 0);
-    g_assert(!hole(&m, 3));
-    g_assert(!hole(&m, 5));
-    memory_destroy(&m);
+    shmem_init(m, 0);
+    g_assert(!hole(m, 3));
+    g_assert(!hole(m, 5));
 }
 
-static void test_hugetlbfs(void)
+static void test_hugetlbfs(Memory *m, gconstpointer data)
 {
     int fd = memfd_create("test", MFD_CLOEXEC | MFD_HUGETLB);
-    Memory m;
     char *other;
 
     if (fd < 0 || ftruncate(fd, SIZE + 2 * MiB) ||
@@ -223,20 +199,19 @@ static void test_hugetlbfs(void)
     }
     g_assert(!fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                         SIZE + 2 * MiB));
-    memory_init(&m, fd, RAM_SHARED, 2 * MiB);
+    memory_init(m, fd, RAM_SHARED, 2 * MiB);
     other = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 2 * MiB);
     g_assert(other != MAP_FAILED);
-    *at(&m, 0) = 1;
+    *at(m, 0) = 1;
     other[2 * MiB] = 1;
-    protect(&m);
-    scan(&m);
-    g_assert(!hole(&m, 0));
-    g_assert(!hole(&m, 511));
-    g_assert(!hole(&m, 512));
-    g_assert(hole(&m, 1024));
-    g_assert(hole(&m, 2047));
+    protect(m);
+    scan(m);
+    g_assert(!hole(m, 0));
+    g_assert(!hole(m, 511));
+    g_assert(!hole(m, 512));
+    g_assert(hole(m, 1024));
+    g_assert(hole(m, 2047));
     munmap(other, SIZE);
-    memory_destroy(&m);
 }
 
 int main(int argc, char **argv)
@@ -250,11 +225,12 @@ int main(int argc, char **argv)
         g_test_message("no userfaultfd, or none that protects files");
         return 77;
     }
-    g_test_add_func("/snapshot-holes/anonymous", test_anonymous);
-    g_test_add_func("/snapshot-holes/huge", test_huge);
-    g_test_add_func("/snapshot-holes/any", test_any_holes);
-    g_test_add_func("/snapshot-holes/shmem", test_shmem);
-    g_test_add_func("/snapshot-holes/private-file", test_private_file);
-    g_test_add_func("/snapshot-holes/hugetlbfs", test_hugetlbfs);
+#define TEST(name, fn) \
+    g_test_add("/snapshot-holes/" name, Memory, NULL, NULL, fn, memory_destroy)
+    TEST("anonymous", test_anonymous);
+    TEST("huge", test_huge);
+    TEST("shmem", test_shmem);
+    TEST("private-file", test_private_file);
+    TEST("hugetlbfs", test_hugetlbfs);
     return g_test_run();
 }

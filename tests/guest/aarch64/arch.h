@@ -54,7 +54,15 @@ static inline _Noreturn void halt(void)
 #define VIRTUAL_TIMER   27
 #define PHYSICAL_TIMER  30
 extern void (*timer_expired)(uint32_t cpu, uint32_t interrupt);
-void take_interrupts(void);
 _Noreturn void power_off(void);
+uint64_t affinity(uint32_t cpu);
+uint32_t this_cpu(void);
+
+#define PSCI_CPU_OFF        0x84000002
+#define PSCI_OFF            0x84000008
+#define PSCI_CPU_ON         0xc4000003
+#define PSCI_AFFINITY_INFO  0xc4000004
+int64_t call(uint32_t function, uint64_t a, uint64_t b, uint64_t c, uint64_t d,
+             uint64_t e);
 
 #endif

@@ -14,17 +14,11 @@ static struct timer {
     bool reported;
 } timers[MAX_CPUS][CLOCKS];
 
-void start_clocks(uint32_t cpu)
-{
-    (void)cpu;
-}
-
 /* Reads the virtual counter first: with the same offset it is never ahead. */
 struct reading read_clocks(uint32_t cpu)
 {
     struct reading r;
 
-    (void)cpu;
     asm volatile("dsb ish; isb; mrs %0, cntvct_el0; isb; mrs %1, cntpct_el0; isb"
                  : "=&r"(r.clock[0]), "=r"(r.clock[1]) : : "memory");
     return r;
@@ -32,7 +26,6 @@ struct reading read_clocks(uint32_t cpu)
 
 void have_reported(uint32_t cpu)
 {
-    (void)cpu;
 }
 
 static void expired(uint32_t cpu, uint32_t interrupt)
@@ -50,7 +43,7 @@ static void expired(uint32_t cpu, uint32_t interrupt)
     fired[cpu][i]++;
 }
 
-void start_timers(uint32_t cpu, uint64_t khz)
+void start_clocks(uint32_t cpu)
 {
     struct reading now = read_clocks(cpu);
 
@@ -77,11 +70,10 @@ void report_timers(uint32_t cpu, uint32_t move)
 
         if (fired[cpu][i] && !t->reported) {
             t->reported = true;
-            print("{\"event\": \"timer\", \"cpu\": %u, \"timer\": \"%s\", "
-                  "\"deadline\": %u, \"at_" CLOCK_0 "\": %u, \"at_" CLOCK_1 "\": %u, "
-                  "\"khz\": %u, \"move\": %u}\n", (uint64_t)cpu, names[i],
-                  t->deadline, t->at.clock[0], t->at.clock[1], measure_khz(),
-                  (uint64_t)move);
+            report("'timer', 'cpu': %u, 'timer': '%s', 'deadline': %u, "
+                   "'at_" CLOCK_0 "': %u, 'at_" CLOCK_1 "': %u, 'khz': %u",
+                   (uint64_t)cpu, names[i], t->deadline, t->at.clock[0],
+                   t->at.clock[1], khz);
         }
     }
 }

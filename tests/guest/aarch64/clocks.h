@@ -10,7 +10,7 @@
 /* By processor and clock: interrupts of the timer so far */
 extern volatile uint32_t fired[MAX_CPUS][CLOCKS];
 
-#define CLOCK_FORMAT "\"fired_virtual\": %u, \"fired_physical\": %u"
+#define CLOCK_FORMAT "'fired_virtual': %u, 'fired_physical': %u"
 #define CLOCK_VALUES(cpu) (uint64_t)fired[cpu][0], (uint64_t)fired[cpu][1]
 
 #endif

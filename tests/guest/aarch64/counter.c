@@ -37,7 +37,7 @@ static void sort(void)
     }
 }
 
-static void report(const char *counter)
+static void report_counter(const char *name)
 {
     uint64_t sum = 0, squares = 0;
 
@@ -46,22 +46,19 @@ static void report(const char *counter)
         sum += took[i];
         squares += (uint64_t)took[i] * took[i];
     }
-    print("{\"event\": \"counter\", \"counter\": \"%s\", \"hz\": %u, "
-          "\"readings\": %u, \"sum\": %u, \"sum_of_squares\": %u, "
-          "\"least\": %u, \"median\": %u, \"p95\": %u, \"most\": %u}\n",
-          counter, read_sysreg(cntfrq_el0), (uint64_t)READINGS, sum, squares,
-          (uint64_t)took[0], (uint64_t)took[READINGS / 2],
-          (uint64_t)took[READINGS * 95 / 100], (uint64_t)took[READINGS - 1]);
+    report("'counter', 'counter': '%s', 'hz': %u, 'readings': %u, 'sum': %u, "
+           "'sum_of_squares': %u, 'least': %u, 'median': %u, 'p95': %u, "
+           "'most': %u",
+           name, read_sysreg(cntfrq_el0), (uint64_t)READINGS, sum, squares,
+           (uint64_t)took[0], (uint64_t)took[READINGS / 2],
+           (uint64_t)took[READINGS * 95 / 100], (uint64_t)took[READINGS - 1]);
 }
 
-_Noreturn void cpu_main(uint32_t cpu)
+void run_payload(uint32_t cpu)
 {
-    (void)cpu;
-    set_up_interrupts();
-    read_parameters();
     READ_IN_A_ROW(cntvct_el0);
-    report("virtual");
+    report_counter("virtual");
     READ_IN_A_ROW(cntpct_el0);
-    report("physical");
+    report_counter("physical");
     power_off();
 }

@@ -2,8 +2,6 @@
 /* QEMU's machine virt: processors, GICv3, PL011 and fw_cfg. */
 #include "touch.h"
 
-#define PSCI_OFF        0x84000008
-#define PSCI_CPU_ON     0xc4000003
 #define SIDE_FILE       "opt/side"
 
 #define GICD_CTLR       0x0
@@ -35,39 +33,25 @@ void (*timer_expired)(uint32_t cpu, uint32_t interrupt);
  * Accesses to devices must be plain instructions for KVM, not those with which
  * a compiler advances a pointer.
  */
-static uint32_t read32(uintptr_t address)
-{
-    uint32_t value;
+#define load(instruction, address) ({ \
+    uint32_t value_; \
+    asm volatile(instruction " %w0, [%1]" \
+                 : "=r"(value_) : "r"((uintptr_t)(address)) : "memory"); \
+    value_; \
+})
 
-    asm volatile("ldr %w0, [%1]" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
-
-static void write32(uintptr_t address, uint32_t value)
-{
-    asm volatile("str %w0, [%1]" : : "rZ"(value), "r"(address) : "memory");
-}
-
-static void write16(uintptr_t address, uint16_t value)
-{
-    asm volatile("strh %w0, [%1]" : : "rZ"(value), "r"(address) : "memory");
-}
-
-static uint8_t read8(uintptr_t address)
-{
-    uint8_t value;
-
-    asm volatile("ldrb %w0, [%1]" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
+#define store(instruction, address, value) \
+    asm volatile(instruction " %w0, [%1]" \
+                 : : "rZ"((uint32_t)(value)), "r"((uintptr_t)(address)) \
+                 : "memory")
 
 /* QEMU numbers processors by clusters of 16. */
-static uint64_t affinity(uint32_t cpu)
+uint64_t affinity(uint32_t cpu)
 {
     return (cpu / 16) << 8 | cpu % 16;
 }
 
-static uint32_t this_cpu(void)
+uint32_t this_cpu(void)
 {
     uint64_t mpidr = read_sysreg(mpidr_el1);
 
@@ -76,8 +60,8 @@ static uint32_t this_cpu(void)
 
 _Noreturn void exception(void)
 {
-    print("{\"event\": \"exception\", \"esr\": \"%x\", \"elr\": \"%x\", \"far\": \"%x\"}\n",
-          read_sysreg(esr_el1), read_sysreg(elr_el1), read_sysreg(far_el1));
+    report("'exception', 'esr': '%x', 'elr': '%x', 'far': '%x'",
+           read_sysreg(esr_el1), read_sysreg(elr_el1), read_sysreg(far_el1));
     die("exception in the guest");
 }
 
@@ -95,31 +79,28 @@ void interrupt(void)
     }
 }
 
-/* Called by every processor. Interrupts are off outside of take_interrupts(). */
+/* Called by every processor. Interrupts are off outside of wait_for_wake(). */
 void set_up_interrupts(void)
 {
     uint32_t cpu = this_cpu();
     uintptr_t gicr = GICR + cpu * GICR_SIZE;
 
     if (cpu == 0) {
-        write32(UART + UART_CR, UART_ON);
-        write32(GICD + GICD_CTLR, GICD_ENABLE);
+        store("str", UART + UART_CR, UART_ON);
+        store("str", GICD + GICD_CTLR, GICD_ENABLE);
     }
-    write32(gicr + GICR_WAKER, read32(gicr + GICR_WAKER) & ~WAKER_SLEEP);
-    while (read32(gicr + GICR_WAKER) & WAKER_ASLEEP) {
+    store("str", gicr + GICR_WAKER,
+          load("ldr", gicr + GICR_WAKER) & ~WAKER_SLEEP);
+    while (load("ldr", gicr + GICR_WAKER) & WAKER_ASLEEP) {
     }
-    write32(gicr + GICR_IGROUPR0, ~0);
-    write32(gicr + GICR_ISENABLER0, 1 | 1u << VIRTUAL_TIMER | 1u << PHYSICAL_TIMER);
+    store("str", gicr + GICR_IGROUPR0, ~0);
+    store("str", gicr + GICR_ISENABLER0,
+          1 | 1u << VIRTUAL_TIMER | 1u << PHYSICAL_TIMER);
     write_sysreg(ICC_SRE, 7);
     isb();
     write_sysreg(ICC_PMR, 0xff);
     write_sysreg(ICC_IGRPEN1, 1);
     isb();
-}
-
-void take_interrupts(void)
-{
-    asm volatile("msr daifclr, #2; isb; msr daifset, #2" : : : "memory");
 }
 
 void wake_others(void)
@@ -132,20 +113,25 @@ void wake_others(void)
 /* A pending interrupt ends the wait, too. */
 void wait_for_wake(void)
 {
-    asm volatile("dsb ish; wfi" : : : "memory");
-    take_interrupts();
+    asm volatile("dsb ish; wfi; msr daifclr, #2; isb; msr daifset, #2"
+                 : : : "memory");
 }
 
-static int64_t psci(uint32_t function, uint64_t a, uint64_t b, uint64_t c)
+/* A call of PSCI or SDEI */
+int64_t call(uint32_t function, uint64_t a, uint64_t b, uint64_t c, uint64_t d,
+             uint64_t e)
 {
     register uint64_t x0 asm("x0") = function;
     register uint64_t x1 asm("x1") = a;
     register uint64_t x2 asm("x2") = b;
     register uint64_t x3 asm("x3") = c;
+    register uint64_t x4 asm("x4") = d;
+    register uint64_t x5 asm("x5") = e;
 
-    asm volatile("hvc #0" : "+r"(x0), "+r"(x1), "+r"(x2), "+r"(x3)
-                 : : "memory", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11",
-                 "x12", "x13", "x14", "x15", "x16", "x17");
+    asm volatile("hvc #0" : "+r"(x0), "+r"(x1), "+r"(x2), "+r"(x3), "+r"(x4),
+                 "+r"(x5)
+                 : : "memory", "x6", "x7", "x8", "x9", "x10", "x11", "x12",
+                 "x13", "x14", "x15", "x16", "x17");
     return x0;
 }
 
@@ -153,16 +139,16 @@ void start_cpus(void)
 {
     for (uint32_t cpu = 1; cpu < par.cpus; cpu++) {
         /* The entry point is in the ROM, at address 0 */
-        if (psci(PSCI_CPU_ON, affinity(cpu), 0, cpu)) {
+        if (call(PSCI_CPU_ON, affinity(cpu), 0, cpu, 0, 0)) {
             die("PSCI refuses to turn on a processor");
         }
     }
-    wait_for_started(measure_khz());
+    wait_for_started();
 }
 
 _Noreturn void power_off(void)
 {
-    psci(PSCI_OFF, 0, 0, 0);
+    call(PSCI_OFF, 0, 0, 0, 0, 0);
     die("PSCI does not turn the machine off");
 }
 
@@ -178,7 +164,6 @@ void drop_mappings(void)
 
 void smi_increment(volatile uint64_t *word)
 {
-    (void)word;
     die("this processor has no SMM");
 }
 
@@ -205,18 +190,18 @@ uint8_t side(void)
 void write_console(const char *s, size_t size)
 {
     while (size--) {
-        write32(UART + UART_DR, (uint8_t)*s++);
+        store("str", UART + UART_DR, (uint8_t)*s++);
     }
 }
 
 void fw_cfg_select(uint16_t key)
 {
-    write16(FW_CFG + FW_CFG_SELECT, __builtin_bswap16(key));
+    store("strh", FW_CFG + FW_CFG_SELECT, __builtin_bswap16(key));
 }
 
 void fw_cfg_read(void *buffer, size_t size)
 {
     for (uint8_t *to = buffer; size--; to++) {
-        *to = read8(FW_CFG + FW_CFG_DATA);
+        *to = load("ldrb", FW_CFG + FW_CFG_DATA);
     }
 }

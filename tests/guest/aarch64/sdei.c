@@ -8,39 +8,22 @@
  */
 #include "touch.h"
 
-#define FN(n)               (0xc4000020 + (n))
-#define VERSION             FN(0x00)
-#define REGISTER            FN(0x01)
-#define ENABLE              FN(0x02)
-#define DISABLE             FN(0x03)
-#define CONTEXT             FN(0x04)
-#define COMPLETE            FN(0x05)
-#define COMPLETE_AND_RESUME FN(0x06)
-#define UNREGISTER          FN(0x07)
-#define STATUS              FN(0x08)
-#define GET_INFO            FN(0x09)
-#define ROUTING_SET         FN(0x0a)
-#define PE_MASK             FN(0x0b)
-#define PE_UNMASK           FN(0x0c)
-#define INTERRUPT_BIND      FN(0x0d)
-#define INTERRUPT_RELEASE   FN(0x0e)
-#define SIGNAL              FN(0x0f)
-#define FEATURES            FN(0x10)
-#define PRIVATE_RESET       FN(0x11)
-#define SHARED_RESET        FN(0x12)
+enum {
+    VERSION = 0xc4000020, REGISTER, ENABLE, DISABLE, CONTEXT, COMPLETE,
+    COMPLETE_AND_RESUME, UNREGISTER, STATUS, GET_INFO, ROUTING_SET, PE_MASK,
+    PE_UNMASK, INTERRUPT_BIND, INTERRUPT_RELEASE, SIGNAL, FEATURES,
+    PRIVATE_RESET, SHARED_RESET, UNUSED, END = VERSION + 0x20
+};
 
 /* Calls of async page faults, and their results */
-#define APF(n)              (0xc6005100 + (n))
-#define APF_ENABLE          APF(0)
-#define APF_DISABLE         APF(1)
-#define APF_TAKEN           APF(2)
+enum {
+    APF_ENABLE = 0xc6005100, APF_DISABLE, APF_TAKEN,
+    APF_UNUSED = APF_ENABLE + 4, APF_END = APF_ENABLE + 0x10
+};
 #define APF_EVENT           0x40400001
 #define APF_NOT_REQUIRED    (-2)
 #define APF_INVALID         (-3)
 
-#define PSCI_CPU_OFF        0x84000002
-#define PSCI_CPU_ON         0xc4000003
-#define PSCI_AFFINITY_INFO  0xc4000004
 #define PSCI_IS_OFF         1
 
 #define SUCCESS             0
@@ -79,15 +62,12 @@ struct handler {
     volatile uint64_t pc, pstate;   /* of the interrupted code */
 };
 static struct handler handlers[CPUS][EVENTS];
-static uint64_t affinity[CPUS];
 
 /* sdei_entry.S */
 extern char sdei_entry[], sdei_resume[], sdei_loop[], sdei_loop_end[];
 void sdei_interrupted(uint64_t x0, uint64_t x1, uint64_t x2,
                       const volatile uint32_t *until, uint64_t *out);
 uint64_t resumed[4];
-uint64_t sdei_handler(uint64_t event, struct handler *h, uint64_t pc,
-                      uint64_t pstate);
 
 static uint32_t checks, failed;
 
@@ -96,38 +76,16 @@ static void check_(const char *what, uint64_t got, uint64_t expected)
     __atomic_add_fetch(&checks, 1, __ATOMIC_SEQ_CST);
     if (got != expected) {
         __atomic_add_fetch(&failed, 1, __ATOMIC_SEQ_CST);
-        print("{\"event\": \"failed\", \"what\": \"%s\", \"got\": \"%x\", "
-              "\"expected\": \"%x\"}\n", what, got, expected);
+        report("'failed', 'what': '%s', 'got': '%x', 'expected': '%x'",
+               what, got, expected);
     }
 }
 
 #define check(got, expected) check_(#got, got, expected)
 
-static int64_t call(uint32_t function, uint64_t a, uint64_t b, uint64_t c,
-                    uint64_t d, uint64_t e)
-{
-    register uint64_t x0 asm("x0") = function;
-    register uint64_t x1 asm("x1") = a;
-    register uint64_t x2 asm("x2") = b;
-    register uint64_t x3 asm("x3") = c;
-    register uint64_t x4 asm("x4") = d;
-    register uint64_t x5 asm("x5") = e;
-
-    asm volatile("hvc #0" : "+r"(x0), "+r"(x1), "+r"(x2), "+r"(x3), "+r"(x4),
-                 "+r"(x5)
-                 : : "memory", "x6", "x7", "x8", "x9", "x10", "x11", "x12",
-                 "x13", "x14", "x15", "x16", "x17");
-    return x0;
-}
-
 /* A call with up to three parameters */
 #define sdei(function, ...) sdei_(function, ##__VA_ARGS__, 0, 0, 0)
 #define sdei_(function, a, b, c, ...) call(function, a, b, c, 0, 0)
-
-static uint32_t this_cpu(void)
-{
-    return read_sysreg(mpidr_el1) & 0xff;   /* one cluster at most */
-}
 
 static int64_t status(int event)
 {
@@ -139,10 +97,16 @@ static int64_t info(int event, int what)
     return sdei(GET_INFO, number[event], what);
 }
 
+static struct handler *handler_of(int event)
+{
+    bool shared = event == COMMON || event == URGENT;
+
+    return &handlers[shared ? 0 : this_cpu()][event];
+}
+
 static int64_t register_routed(int event, uint64_t flags, uint64_t to)
 {
-    uint32_t cpu = event == COMMON || event == URGENT ? 0 : this_cpu();
-    struct handler *h = &handlers[cpu][event];
+    struct handler *h = handler_of(event);
 
     h->event = event;
     return call(REGISTER, number[event], (uintptr_t)sdei_entry, (uintptr_t)h,
@@ -156,8 +120,7 @@ static int64_t register_event(int event)
 
 static struct handler *ready(int event, void (*action)(struct handler *h))
 {
-    uint32_t cpu = event == COMMON || event == URGENT ? 0 : this_cpu();
-    struct handler *h = &handlers[cpu][event];
+    struct handler *h = handler_of(event);
 
     h->action = action;
     h->resume = 0;
@@ -170,9 +133,10 @@ static struct handler *ready(int event, void (*action)(struct handler *h))
 /* Signals this processor; if its handler can run, it runs before the return */
 static int64_t signal_self(int event)
 {
-    return sdei(SIGNAL, number[event], affinity[this_cpu()]);
+    return sdei(SIGNAL, number[event], affinity(this_cpu()));
 }
 
+/* sdei_entry.S calls it. */
 uint64_t sdei_handler(uint64_t event, struct handler *h, uint64_t pc,
                       uint64_t pstate)
 {
@@ -201,9 +165,7 @@ static void give(uint32_t cpu, task *t)
 
 static void wait_done(uint32_t cpu)
 {
-    while (__atomic_load_n(&tasks[cpu], __ATOMIC_ACQUIRE)) {
-        pause();
-    }
+    pause_while(__atomic_load_n(&tasks[cpu], __ATOMIC_ACQUIRE));
 }
 
 static void on(uint32_t cpu, task *t)
@@ -225,10 +187,9 @@ static _Noreturn void serve(uint32_t cpu)
     }
 }
 
-static void check_registers(const uint64_t *out, uint64_t x0, uint64_t x1,
-                            uint64_t x2)
+static void check_registers(const uint64_t *out, uint64_t x1, uint64_t x2)
 {
-    check(out[0], x0);
+    check(out[0], SUCCESS);
     check(out[1], x1);
     check(out[2], x2);
     for (int n = 3; n < GPRS; n++) {
@@ -237,10 +198,19 @@ static void check_registers(const uint64_t *out, uint64_t x0, uint64_t x1,
     check(out[GPRS], FLAGS);
 }
 
+/* Events do not change registers while this makes a call, or none, and waits */
+static void be_interrupted(uint64_t call, uint64_t x1, uint64_t x2,
+                           const volatile uint32_t *until)
+{
+    uint64_t out[GPRS + 1];
+
+    sdei_interrupted(call, x1, x2, until, out);
+    check_registers(out, x1, x2);
+}
+
 /* Checks the state after a reset, on each processor */
 static void first_state(uint32_t cpu)
 {
-    (void)cpu;
     check(sdei(PE_MASK), 0);
     check(status(NORMAL), 0);
     check(sdei(CONTEXT, 0), DENIED);
@@ -256,10 +226,10 @@ static void errors(void)
     };
 
     check(sdei(VERSION), 1ull << 48);
-    for (size_t i = 0; i < sizeof(of_an_event) / sizeof(of_an_event[0]); i++) {
+    for (size_t i = 0; i < ARRAY_SIZE(of_an_event); i++) {
         check(sdei(of_an_event[i], UNKNOWN), INVALID_PARAMETERS);
     }
-    for (size_t i = 0; i < sizeof(not_running) / sizeof(not_running[0]); i++) {
+    for (size_t i = 0; i < ARRAY_SIZE(not_running); i++) {
         check(sdei(not_running[i]), DENIED);
     }
     check(sdei(ENABLE, 0), DENIED);
@@ -286,8 +256,8 @@ static void errors(void)
     check(sdei(INTERRUPT_RELEASE, 0), INVALID_PARAMETERS);
     check(sdei(FEATURES, 0), 0);
     check(sdei(FEATURES, 1), INVALID_PARAMETERS);
-    for (int n = 0x13; n < 0x20; n++) {
-        check(sdei(FN(n)), NOT_SUPPORTED);
+    for (uint32_t function = UNUSED; function < END; function++) {
+        check(sdei(function), NOT_SUPPORTED);
     }
     check(sdei(PRIVATE_RESET), SUCCESS);
     check(sdei(SHARED_RESET), SUCCESS);
@@ -306,7 +276,7 @@ static void async_page_faults(void)
     check(sdei(GET_INFO, APF_EVENT, TYPE), 0);
     check(sdei(GET_INFO, APF_EVENT, SIGNALED), 1);
     check(sdei(GET_INFO, APF_EVENT, PRIORITY), 0);
-    check(sdei(SIGNAL, APF_EVENT, affinity[0]), INVALID_PARAMETERS);
+    check(sdei(SIGNAL, APF_EVENT, affinity(0)), INVALID_PARAMETERS);
 
     check(sdei(APF_DISABLE), APF_NOT_REQUIRED);
     check(sdei(APF_TAKEN), APF_NOT_REQUIRED);
@@ -320,8 +290,8 @@ static void async_page_faults(void)
     check(sdei(APF_TAKEN), APF_NOT_REQUIRED);
     check(sdei(APF_DISABLE), SUCCESS);
     check(sdei(APF_DISABLE), APF_NOT_REQUIRED);
-    for (int n = 4; n < 0x10; n++) {
-        check(sdei(APF(n)), NOT_SUPPORTED);
+    for (uint32_t function = APF_UNUSED; function < APF_END; function++) {
+        check(sdei(function), NOT_SUPPORTED);
     }
 }
 
@@ -375,7 +345,6 @@ static void again(struct handler *h)
 
 static void unregister(struct handler *h)
 {
-    (void)h;
     check(sdei(UNREGISTER, 0), PENDING);
     check(sdei(UNREGISTER, 0), PENDING);
     check(status(NORMAL), RUNNING);
@@ -414,7 +383,7 @@ static void look_at_context(struct handler *h)
         x[n] = sdei(CONTEXT, n);
     }
     x[GPRS] = h->pstate & 0xf0000000;
-    check_registers(x, SUCCESS, 0, affinity[h->cpu]);
+    check_registers(x, 0, affinity(h->cpu));
     check(sdei(CONTEXT, GPRS), INVALID_PARAMETERS);
     check(h->pc, (uintptr_t)sdei_loop);
     go_on = 1;
@@ -422,20 +391,17 @@ static void look_at_context(struct handler *h)
 
 static void registers(void)
 {
-    uint64_t out[GPRS + 1];
     struct handler *h = ready(NORMAL, look_at_context);
     uint32_t cpu = this_cpu();
 
     go_on = 0;
-    sdei_interrupted(SIGNAL, 0, affinity[cpu], &go_on, out);
+    be_interrupted(SIGNAL, 0, affinity(cpu), &go_on);
     check(h->count, 1);
-    check_registers(out, SUCCESS, 0, affinity[cpu]);
 
     go_on = 0;
     h->resume = (uintptr_t)sdei_resume;
-    sdei_interrupted(SIGNAL, 0, affinity[cpu], &go_on, out);
+    be_interrupted(SIGNAL, 0, affinity(cpu), &go_on);
     check(h->count, 2);
-    check_registers(out, SUCCESS, 0, affinity[cpu]);
     check(resumed[0], (uintptr_t)sdei_loop);
     check(resumed[1], h->pstate);
     check(resumed[2], MASKED);
@@ -452,20 +418,16 @@ static void go_on_from_loop(struct handler *h)
     }
 }
 
-static void be_interrupted(uint32_t cpu)
+static void loop_until_event(uint32_t cpu)
 {
-    uint64_t out[GPRS + 1];
-
     check(sdei(PE_UNMASK), SUCCESS);
     ready(NORMAL, go_on_from_loop);
-    sdei_interrupted(0, 1, 2, &go_on, out);
-    check_registers(out, 0, 1, 2);
+    be_interrupted(0, 1, 2, &go_on);
     check(handlers[cpu][NORMAL].cpu, cpu);
 }
 
 static void wake_up(struct handler *h)
 {
-    (void)h;
     go_on = 1;
 }
 
@@ -484,10 +446,8 @@ static void signal_until(uint32_t cpu)
     while (!go_on) {
         uint64_t start = ticks();
 
-        check(sdei(SIGNAL, 0, affinity[cpu]), SUCCESS);
-        while (!go_on && ticks() - start < 20 * measure_khz()) {
-            pause();
-        }
+        check(sdei(SIGNAL, 0, affinity(cpu)), SUCCESS);
+        pause_while(!go_on && ticks() - start < 20 * khz);
     }
 }
 
@@ -495,7 +455,7 @@ static void to_others(void)
 {
     for (uint32_t cpu = 1; cpu < CPUS; cpu++) {
         go_on = 0;
-        give(cpu, be_interrupted);
+        give(cpu, loop_until_event);
         signal_until(cpu);
         wait_done(cpu);
         go_on = 0;
@@ -520,7 +480,6 @@ static volatile uint64_t kept;
 
 static void look_and_forget(uint32_t cpu)
 {
-    (void)cpu;
     kept = status(NORMAL);
     if (kept) {
         sdei(UNREGISTER, 0);
@@ -528,38 +487,27 @@ static void look_and_forget(uint32_t cpu)
     }
 }
 
-/* Checks the state, which is that after a reset */
-static void was_off(uint32_t cpu)
-{
-    check(status(NORMAL), 0);
-    check(handlers[cpu][NORMAL].count, 0);
-    check(sdei(PE_MASK), 0);
-}
-
 static void signal_while_off(void)
 {
     uint32_t cpu = CPUS - 1;
-    uint64_t ms = 25, start;
+    uint64_t ms = 25;
 
     /* On a busy host, the processor may get the event when it is on again */
     do {
         ms *= 2;
         on(cpu, turn_off);
-        while (call(PSCI_AFFINITY_INFO, affinity[cpu], 0, 0, 0, 0) !=
-               PSCI_IS_OFF) {
-            pause();
-        }
-        check(sdei(SIGNAL, 0, affinity[cpu]), SUCCESS);
-        for (start = ticks(); ticks() - start < ms * measure_khz();) {
-            pause();
-        }
-        check(call(PSCI_AFFINITY_INFO, affinity[cpu], 0, 0, 0, 0), PSCI_IS_OFF);
+        pause_while(call(PSCI_AFFINITY_INFO, affinity(cpu), 0, 0, 0, 0) !=
+                    PSCI_IS_OFF);
+        check(sdei(SIGNAL, 0, affinity(cpu)), SUCCESS);
+        delay_ms(ms);
+        check(call(PSCI_AFFINITY_INFO, affinity(cpu), 0, 0, 0, 0), PSCI_IS_OFF);
         check(handlers[cpu][NORMAL].count, 0);
-        check(call(PSCI_CPU_ON, affinity[cpu], 0, cpu, 0, 0), SUCCESS);
+        check(call(PSCI_CPU_ON, affinity(cpu), 0, cpu, 0, 0), SUCCESS);
         on(cpu, look_and_forget);
     } while (kept && ms < 5000);
     check(kept, 0);
-    on(cpu, was_off);
+    check(handlers[cpu][NORMAL].count, 0);
+    on(cpu, first_state);
 }
 
 /* Several events; only in builds for tests */
@@ -574,30 +522,18 @@ static void log_order(char c)
     }
 }
 
-static void check_order_(const char *expected, uint32_t line)
+static void check_order(const char *expected)
 {
-    bool same = true;
-
     order[ordered] = 0;
-    for (uint32_t i = 0; i <= ordered; i++) {
-        same &= order[i] == expected[i];
-        if (!expected[i]) {
-            break;
-        }
+    if (!equal(order, expected)) {
+        report("'order', 'is': '%s', 'expected': '%s'", order, expected);
     }
-    if (!same) {
-        print("{\"event\": \"order\", \"is\": \"%s\", \"expected\": \"%s\", "
-              "\"line\": %u}\n", order, expected, (uint64_t)line);
-    }
-    check(same, true);
+    check(equal(order, expected), true);
     ordered = 0;
 }
 
-#define check_order(expected) check_order_(expected, __LINE__)
-
 static void in_urgent(struct handler *h)
 {
-    (void)h;
     log_order('u');
 }
 
@@ -606,7 +542,7 @@ static void in_critical(struct handler *h)
     log_order('c');
     check(sdei(CONTEXT, 0), SUCCESS);
     check(sdei(CONTEXT, 1), number[CRITICAL]);
-    check(sdei(CONTEXT, 2), affinity[h->cpu]);
+    check(sdei(CONTEXT, 2), affinity(h->cpu));
     check(signal_self(NORMAL), SUCCESS);
     check(signal_self(URGENT), SUCCESS);
     log_order('C');
@@ -655,22 +591,17 @@ static void nesting(void)
 
 static void unmask(uint32_t cpu)
 {
-    (void)cpu;
     check(sdei(PE_UNMASK), SUCCESS);
 }
 
 static void mask(uint32_t cpu)
 {
-    (void)cpu;
     check(sdei(PE_MASK), 1);
 }
 
 static void hold_handler(struct handler *h)
 {
-    (void)h;
-    while (!go_on) {
-        pause();
-    }
+    pause_while(!go_on);
 }
 
 static void shared(void)
@@ -681,7 +612,7 @@ static void shared(void)
     check(info(COMMON, TYPE), 1);
     check(info(COMMON, ROUTING_MODE), 0);
     check(info(COMMON, ROUTING_AFFINITY), INVALID_PARAMETERS);
-    check(sdei(ROUTING_SET, number[COMMON], 1, affinity[2]), DENIED);
+    check(sdei(ROUTING_SET, number[COMMON], 1, affinity(2)), DENIED);
 
     /* The event goes to any unmasked processor: the others are masked */
     check(signal_self(COMMON), SUCCESS);
@@ -691,9 +622,7 @@ static void shared(void)
     check(signal_self(COMMON), SUCCESS);
     check(h->count, 1);
     on(2, unmask);
-    while (h->count == 1) {
-        pause();
-    }
+    pause_while(h->count == 1);
     check(h->cpu, 2);
     check(sdei(PE_UNMASK), SUCCESS);
 
@@ -701,16 +630,14 @@ static void shared(void)
     check(sdei(DISABLE, number[COMMON]), SUCCESS);
     check(sdei(ROUTING_SET, number[COMMON], 2, 0), INVALID_PARAMETERS);
     check(sdei(ROUTING_SET, number[COMMON], 1, 0xffff), INVALID_PARAMETERS);
-    check(sdei(ROUTING_SET, number[COMMON], 1, affinity[2]), SUCCESS);
+    check(sdei(ROUTING_SET, number[COMMON], 1, affinity(2)), SUCCESS);
     check(info(COMMON, ROUTING_MODE), 1);
-    check(info(COMMON, ROUTING_AFFINITY), affinity[2]);
+    check(info(COMMON, ROUTING_AFFINITY), affinity(2));
     check(sdei(ENABLE, number[COMMON]), SUCCESS);
     go_on = 0;
     h->action = hold_handler;
     check(signal_self(COMMON), SUCCESS);
-    while (h->count == 2) {
-        pause();
-    }
+    pause_while(h->count == 2);
     check(h->cpu, 2);
     check(status(COMMON), REGISTERED | ENABLED | RUNNING);
     check(sdei(SHARED_RESET), DENIED);
@@ -718,13 +645,11 @@ static void shared(void)
     check(register_event(COMMON), DENIED);
     check(sdei(UNREGISTER, number[COMMON]), PENDING);
     go_on = 1;
-    while (status(COMMON)) {
-        pause();
-    }
+    pause_while(status(COMMON));
     check(h->count, 3);
     check(register_routed(COMMON, 1, 0xffff), INVALID_PARAMETERS);
-    check(register_routed(COMMON, 1, affinity[1]), SUCCESS);
-    check(info(COMMON, ROUTING_AFFINITY), affinity[1]);
+    check(register_routed(COMMON, 1, affinity(1)), SUCCESS);
+    check(info(COMMON, ROUTING_AFFINITY), affinity(1));
     check(sdei(UNREGISTER, number[COMMON]), SUCCESS);
     on(2, mask);
 }
@@ -736,9 +661,7 @@ static volatile uint32_t held, moved;
 static void wait_moved(void)
 {
     __atomic_add_fetch(&held, 1, __ATOMIC_SEQ_CST);
-    while (!moved) {
-        pause();
-    }
+    pause_while(!moved);
 }
 
 static void hold_critical(struct handler *h)
@@ -765,7 +688,6 @@ static void hold_normal(struct handler *h)
 
 static void move_running(uint32_t cpu)
 {
-    uint64_t out[GPRS + 1];
     struct handler *h = ready(NORMAL, hold_normal);
 
     if (test_events) {
@@ -773,8 +695,7 @@ static void move_running(uint32_t cpu)
     }
     go_on = 0;
     check(sdei(PE_UNMASK), SUCCESS);
-    sdei_interrupted(SIGNAL, 0, affinity[cpu], &go_on, out);
-    check_registers(out, SUCCESS, 0, affinity[cpu]);
+    be_interrupted(SIGNAL, 0, affinity(cpu), &go_on);
     check(h->count, 2);
     check(status(NORMAL), REGISTERED | ENABLED);
 }
@@ -786,7 +707,7 @@ static void move_masked(uint32_t cpu)
     if (test_events) {
         handlers[0][COMMON].action = NULL;
         handlers[0][COMMON].count = 0;
-        check(register_routed(COMMON, 1, affinity[cpu]), SUCCESS);
+        check(register_routed(COMMON, 1, affinity(cpu)), SUCCESS);
         check(sdei(ENABLE, number[COMMON]), SUCCESS);
         check(signal_self(COMMON), SUCCESS);
     }
@@ -798,7 +719,7 @@ static void move_masked(uint32_t cpu)
     if (test_events) {
         check(handlers[0][COMMON].count, 1);
         check(handlers[0][COMMON].cpu, cpu);
-        check(info(COMMON, ROUTING_AFFINITY), affinity[cpu]);
+        check(info(COMMON, ROUTING_AFFINITY), affinity(cpu));
     }
 }
 
@@ -806,7 +727,6 @@ static void move_disabled(uint32_t cpu)
 {
     struct handler *h = ready(NORMAL, NULL);
 
-    (void)cpu;
     check(sdei(PE_UNMASK), SUCCESS);
     check(sdei(DISABLE, 0), SUCCESS);
     check(signal_self(NORMAL), SUCCESS);
@@ -820,14 +740,10 @@ static void move_disabled(uint32_t cpu)
 /* Processor 0 signals this one until the guest has moved */
 static void move_signalled(uint32_t cpu)
 {
-    uint64_t out[GPRS + 1];
-
-    (void)cpu;
     check(sdei(PE_UNMASK), SUCCESS);
     ready(NORMAL, NULL);
     __atomic_add_fetch(&held, 1, __ATOMIC_SEQ_CST);
-    sdei_interrupted(0, 1, 2, &moved, out);
-    check_registers(out, 0, 1, 2);
+    be_interrupted(0, 1, 2, &moved);
 }
 
 static void move(void)
@@ -844,21 +760,16 @@ static void move(void)
     for (uint32_t cpu = 1; cpu < CPUS; cpu++) {
         give(cpu, other[cpu]);
     }
-    while (held < CPUS - 1) {
-        pause();
-    }
-    print("{\"event\": \"ready\", \"checks\": %u, \"failed\": %u, "
-          "\"test_events\": %u, \"async_pf\": %u}\n",
-          (uint64_t)checks, (uint64_t)failed, (uint64_t)test_events,
-          (uint64_t)async_pf);
+    pause_while(held < CPUS - 1);
+    report("'ready', 'checks': %u, 'failed': %u, 'test_events': %u, "
+           "'async_pf': %u", (uint64_t)checks, (uint64_t)failed,
+           (uint64_t)test_events, (uint64_t)async_pf);
     /* No event is lost, and none is delivered twice */
     do {
         uint32_t count = to->count;
 
-        check(sdei(SIGNAL, 0, affinity[4]), SUCCESS);
-        while (to->count == count) {
-            pause();
-        }
+        check(sdei(SIGNAL, 0, affinity(4)), SUCCESS);
+        pause_while(to->count == count);
         check(to->count, count + 1);
     } while (side() == here);
     moved = 1;
@@ -877,25 +788,21 @@ static void move(void)
         signal_until(cpu);
         check(handlers[cpu][NORMAL].cpu, cpu);
     }
-    print("{\"event\": \"moved\", \"checks\": %u, \"failed\": %u, "
-          "\"signals\": %u, \"injected\": %u}\n",
-          (uint64_t)checks, (uint64_t)failed, (uint64_t)to->count,
-          (uint64_t)handlers[0][CRITICAL].count);
+    report("'moved', 'checks': %u, 'failed': %u, 'signals': %u, "
+           "'injected': %u", (uint64_t)checks, (uint64_t)failed,
+           (uint64_t)to->count, (uint64_t)handlers[0][CRITICAL].count);
 }
 
-_Noreturn void cpu_main(uint32_t cpu)
+void run_payload(uint32_t cpu)
 {
-    set_up_interrupts();
-    affinity[cpu % CPUS] = read_sysreg(mpidr_el1) & 0xff00ffffff;
     if (cpu) {
         serve(cpu);
     }
-    read_parameters();
     if (par.cpus != CPUS) {
         die("this payload wants five processors");
     }
     if (sdei(VERSION) == NOT_SUPPORTED) {
-        print("{\"event\": \"none\"}\n");
+        report("'none'");
         power_off();
     }
     start_cpus();

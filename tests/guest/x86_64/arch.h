@@ -15,36 +15,22 @@
 /* machine.c: for all processors; user: a task in ring 3 may call it by "int" */
 void set_handler(uint8_t vector, const void *handler, bool user);
 void end_of_interrupt(void);
-void interrupt_others(uint8_t vector);
 
-static inline void outb(uint16_t port, uint8_t value)
-{
-    asm volatile("outb %0, %1" : : "a"(value), "Nd"(port));
-}
+#define PORT_ACCESS(suffix, bits) \
+    static inline void out##suffix(uint16_t port, uint##bits##_t value) \
+    { \
+        asm volatile("out" #suffix " %0, %1" : : "a"(value), "Nd"(port)); \
+    } \
+    static inline uint##bits##_t in##suffix(uint16_t port) \
+    { \
+        uint##bits##_t value; \
+        asm volatile("in" #suffix " %1, %0" : "=a"(value) : "Nd"(port)); \
+        return value; \
+    }
 
-static inline uint8_t inb(uint16_t port)
-{
-    uint8_t value;
-    asm volatile("inb %1, %0" : "=a"(value) : "Nd"(port));
-    return value;
-}
-
-static inline void outw(uint16_t port, uint16_t value)
-{
-    asm volatile("outw %0, %1" : : "a"(value), "Nd"(port));
-}
-
-static inline void outl(uint16_t port, uint32_t value)
-{
-    asm volatile("outl %0, %1" : : "a"(value), "Nd"(port));
-}
-
-static inline uint32_t inl(uint16_t port)
-{
-    uint32_t value;
-    asm volatile("inl %1, %0" : "=a"(value) : "Nd"(port));
-    return value;
-}
+PORT_ACCESS(b, 8)
+PORT_ACCESS(w, 16)
+PORT_ACCESS(l, 32)
 
 static inline void pause(void)
 {

@@ -1,27 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A guest that takes async page faults, and counts the tokens. It writes `mem`
- * MiB from 16 MiB on until it has moved. Then TASKS tasks in ring 3 touch each
- * page once; a task that misses a page sleeps until it is placed, and if all
- * sleep, another task counts. `async` (async.h) chooses other ways to miss
- * pages. A second processor, if there is one, interrupts the first all the
- * time, and measures how long it takes to answer.
+ * A guest that takes async page faults on its only processor, and counts the
+ * tokens. It writes `mem` MiB from 16 MiB on until it has moved. Then TASKS
+ * tasks in ring 3 touch each page once; a task that misses a page sleeps until
+ * it is placed, and if all sleep, another task counts. `async` (async.h)
+ * chooses other ways to miss pages.
  */
+#define PAGES           0x1000000ull
 #include "async.h"
-#include "touch.h"
+#include "pages.h"
 
-#define MEMORY          0x1000000ull
 #define TASKS           8
 #define ANEW_AT         4               /* this many waiting tasks */
 #define HPET            0xfed00000
 #define PROTECTION      13
 #define PAGE_FAULT      14
 #define DONE_VECTOR     0x41
-#define ANSWER_VECTOR   0x42
-#define PERIOD_MS       200             /* between reports of answers */
-#define USER_DATA       (24 | 3)
-#define USER_CODE       (32 | 3)
-#define TSS             40
+/* Segments of boot.S */
+#define USER_DATA       (0x20 | 3)
+#define USER_CODE       (0x28 | 3)
+#define TSS             0x30
 #define RFLAGS_IF       0x200
 
 struct frame {
@@ -42,14 +40,10 @@ static struct {
     uint64_t announced, come, woken_all, unknown, forgotten, refused;
 } counts;
 static volatile uint64_t counter;
-static uint64_t n, khz;
+static uint64_t n;
 static uint32_t done;
 
-/* The segments of boot.S, and those of ring 3 */
-static uint64_t gdt[7] = {
-    0, 0x00af9b000000ffff, 0x00cf93000000ffff, 0x00cff3000000ffff,
-    0x00affb000000ffff,
-};
+extern uint64_t gdt[];
 static struct {
     uint32_t reserved;
     uint64_t rsp0;
@@ -57,14 +51,10 @@ static struct {
 } __attribute__((packed)) tss;
 static uint8_t kernel_stack[4096] __attribute__((aligned(16)));
 
-static volatile uint64_t *page(uint64_t i)
-{
-    return (volatile uint64_t *)(MEMORY + (i << PAGE_SHIFT));
-}
-
-_Static_assert(PROTECTION == 13 && PAGE_FAULT == 14 && ASYNC_VECTOR == 0x40 && DONE_VECTOR == 0x41 &&
-               ANSWER_VECTOR == 0x42, "as the entries push them");
-extern const char protection_entry[], fault_entry[], ready_entry[], done_entry[], answer_entry[];
+_Static_assert(PROTECTION == 13 && PAGE_FAULT == 14 && ASYNC_VECTOR == 0x40 &&
+               DONE_VECTOR == 0x41, "as the entries push them");
+extern const char protection_entry[], fault_entry[], ready_entry[],
+    done_entry[];
 _Noreturn void resume(struct frame *frame);
 asm("protection_entry: push $13\n"
     "               jmp 1f\n"
@@ -75,9 +65,6 @@ asm("protection_entry: push $13\n"
     "               jmp 1f\n"
     "done_entry:    push $0\n"
     "               push $0x41\n"
-    "               jmp 1f\n"
-    "answer_entry:  push $0\n"
-    "               push $0x42\n"
     "1:  push %rax; push %rbx; push %rcx; push %rdx; push %rsi; push %rdi\n"
     "    push %rbp; push %r8; push %r9; push %r10; push %r11; push %r12\n"
     "    push %r13; push %r14; push %r15\n"
@@ -103,7 +90,6 @@ static void faulter(uint64_t task)
 
 static void count(uint64_t task)
 {
-    (void)task;
     for (;;) {
         counter++;
     }
@@ -119,13 +105,12 @@ static _Noreturn void finish(void)
     if (par.async & ASYNC_SMM) {
         bad += page(n)[0] != 1;
     }
-    print("{\"event\": \"async\", \"announced\": %u, \"come\": %u, "
-          "\"woken_all\": %u, \"unknown\": %u, \"forgotten\": %u, "
-          "\"refused\": %u, \"counter\": %u}\n", counts.announced, counts.come,
-          counts.woken_all, counts.unknown, counts.forgotten, counts.refused,
-          counter);
-    print("{\"event\": \"end\", \"checked_pages\": %u, \"bad_pages\": %u, "
-          "\"bad_regions\": 0}\n", n, bad);
+    report("'async', 'announced': %u, 'come': %u, 'woken_all': %u, "
+           "'unknown': %u, 'forgotten': %u, 'refused': %u, 'counter': %u",
+           counts.announced, counts.come, counts.woken_all, counts.unknown,
+           counts.forgotten, counts.refused, counter);
+    report("'end', 'checked_pages': %u, 'bad_pages': %u, 'bad_regions': 0",
+           n, bad);
     halt();
 }
 
@@ -202,8 +187,6 @@ static void come(void)
     wrmsr(MSR_ASYNC_PF_ACK, 1);
 }
 
-static volatile uint32_t answers;
-
 void trap(struct frame *f)
 {
     uint64_t cr2;
@@ -235,40 +218,20 @@ void trap(struct frame *f)
         }
         schedule(f);
         break;
-    case ANSWER_VECTOR:
-        answers++;
-        end_of_interrupt();
-        break;
     }
 }
 
-/* Ring 3 for tasks: segments, a stack for interrupts, access to all memory */
+/* Ring 3 for tasks: a stack for interrupts, and first contents of registers */
 static void set_up_tasks(void)
 {
-    struct { uint16_t limit; uint64_t base; } __attribute__((packed)) ptr = {
-        sizeof(gdt) - 1, (uintptr_t)gdt,
-    };
-    uint64_t base = (uintptr_t)&tss, *level4, *level3;
+    uint64_t base = (uintptr_t)&tss;
 
     gdt[TSS >> 3] = (sizeof(tss) - 1) | (base & 0xffffff) << 16 |
                     0x89ull << 40 | (base >> 24 & 0xff) << 56;
     gdt[(TSS >> 3) + 1] = base >> 32;
     tss.rsp0 = (uintptr_t)kernel_stack + sizeof(kernel_stack);
     tss.io_map = sizeof(tss) << 16;
-    asm volatile("lgdt %0; ltr %w1" : : "m"(ptr), "r"(TSS) : "memory");
-
-    asm volatile("mov %%cr3, %0" : "=r"(level4));
-    level4[0] |= 4;
-    level3 = (uint64_t *)(uintptr_t)(level4[0] & ~0xfffull);
-    for (int i = 0; i < 4; i++) {
-        uint64_t *level2 = (uint64_t *)(uintptr_t)(level3[i] & ~0xfffull);
-
-        level3[i] |= 4;
-        for (int k = 0; k < 512; k++) {
-            level2[k] |= 4;
-        }
-    }
-    asm volatile("mov %0, %%cr3" : : "r"(level4) : "memory");
+    asm volatile("ltr %w0" : : "r"(TSS) : "memory");
 
     for (int i = 0; i <= TASKS; i++) {
         struct task *t = tasks + i;
@@ -281,77 +244,32 @@ static void set_up_tasks(void)
     }
 }
 
-/* The first processor answers until all pages have been touched */
-static void ask(void)
-{
-    uint64_t asked = 0, most = 0, period = ticks();
-
-    while (!__atomic_load_n(&done, __ATOMIC_SEQ_CST)) {
-        uint32_t before = answers;
-        uint64_t start = ticks(), took;
-
-        interrupt_others(ANSWER_VECTOR);
-        while (answers == before &&
-               !__atomic_load_n(&done, __ATOMIC_SEQ_CST)) {
-            pause();
-        }
-        took = ticks() - start;
-        asked++;
-        most = took > most ? took : most;
-        if (start + took - period > PERIOD_MS * khz) {
-            print("{\"event\": \"answers\", \"count\": %u, "
-                  "\"longest_us\": %u}\n", asked, most * 1000 / khz);
-            asked = most = 0;
-            period = ticks();
-        }
-        while (ticks() - start < khz) {
-            pause();
-        }
-    }
-}
-
-_Noreturn void cpu_main(uint32_t cpu)
+void run_payload(uint32_t cpu)
 {
     uint64_t start;
 
-    set_up_interrupts();
-    if (cpu == 0) {
-        khz = measure_khz();
-        read_parameters();
-        n = (uint64_t)par.mem_mb << (20 - PAGE_SHIFT);
-        set_handler(PROTECTION, protection_entry, false);
-        set_handler(PAGE_FAULT, fault_entry, false);
-        set_handler(ASYNC_VECTOR, ready_entry, false);
-        set_handler(DONE_VECTOR, done_entry, true);
-        set_handler(ANSWER_VECTOR, answer_entry, false);
-        set_up_tasks();
-        data = &blocks[0].data;
-        async_enable(data);
-        start = ticks();
-        while (!counts.woken_all && ticks() - start < 100 * khz) {
-            asm volatile("sti; nop; cli" : : : "memory");
-        }
-        start_cpus();
-        for (uint64_t i = 0; i < n; i++) {
-            page(i)[0] = i + 1;
-        }
-        page(n)[0] = 0;
-        print("{\"event\": \"ready\"}\n");
+    n = number_of_pages();
+    set_handler(PROTECTION, protection_entry, false);
+    set_handler(PAGE_FAULT, fault_entry, false);
+    set_handler(ASYNC_VECTOR, ready_entry, false);
+    set_handler(DONE_VECTOR, done_entry, true);
+    set_up_tasks();
+    data = &blocks[0].data;
+    async_enable(data);
+    start = ticks();
+    while (!counts.woken_all && ticks() - start < 100 * khz) {
+        asm volatile("sti; nop; cli" : : : "memory");
     }
-    barrier();
+    for (uint64_t i = 0; i < n; i++) {
+        page(i)[0] = i + 1;
+    }
+    page(n)[0] = 0;
+    report("'ready'");
     for (uint64_t i = 0; side() == SIDE_SOURCE; i++) {
-        if (cpu == 0) {
-            page(i % (n + 1))[1] = 0;
-            data->reserved[0]++;        /* so that the block is missing, too */
-        }
+        page(i % (n + 1))[1] = 0;
+        data->reserved[0]++;        /* so that the block is missing, too */
     }
-    barrier();
-    if (cpu) {
-        ask();
-        barrier();
-        halt();
-    }
-    print("{\"event\": \"timing\"}\n");
+    report("'timing'");
     if (par.async & ASYNC_SMM) {
         smi_increment(page(n));
     }
@@ -364,7 +282,5 @@ _Noreturn void cpu_main(uint32_t cpu)
         page(i)[1]++;
     }
     asm volatile("cli");
-    __atomic_store_n(&done, 1, __ATOMIC_SEQ_CST);
-    barrier();
     finish();
 }

@@ -15,16 +15,16 @@ start:
         xorl    %eax, %eax
         rep stosb
 
-        /* 4 GiB identity map of 2 MiB pages */
-        movl    $(pdpt + 3), pml4
-        movl    $(page_dirs + 3), %eax
+        /* 4 GiB identity map of 2 MiB pages, for ring 3, too */
+        movl    $(pdpt + 7), pml4
+        movl    $(page_dirs + 7), %eax
         movl    $pdpt, %edi
         movl    $4, %ecx
 1:      movl    %eax, (%edi)
         addl    $4096, %eax
         addl    $8, %edi
         loop    1b
-        movl    $0x83, %eax             /* present, writable, 2 MiB */
+        movl    $0x87, %eax             /* present, writable, user, 2 MiB */
         movl    $page_dirs, %edi
         movl    $2048, %ecx
 1:      movl    %eax, (%edi)
@@ -124,10 +124,14 @@ smi_end:
 
         .data
         .balign 8
+        .globl  gdt
 gdt:    .quad   0
         .quad   0x00af9b000000ffff      /* 08: 64-bit code */
         .quad   0x00cf93000000ffff      /* 10: data */
         .quad   0x00cf9b000000ffff      /* 18: 32-bit code */
+        .quad   0x00cff3000000ffff      /* 20: data of ring 3 */
+        .quad   0x00affb000000ffff      /* 28: 64-bit code of ring 3 */
+        .quad   0, 0                    /* 30: async.c's task state */
 gdt_end:
 gdt_ptr:
         .word   gdt_end - gdt - 1

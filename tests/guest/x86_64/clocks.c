@@ -31,7 +31,7 @@ struct vmclock {
 };
 
 /* The timer of processor 0, which only processor 0 uses */
-static uint64_t deadline, tsc_khz;
+static uint64_t deadline;
 
 void start_clocks(uint32_t cpu)
 {
@@ -39,6 +39,14 @@ void start_clocks(uint32_t cpu)
         wrmsr(MSR_TSC_ADJUST, par.adjust);
     }
     wrmsr(MSR_KVM_SYSTEM_TIME, (uintptr_t)&pv_pages[cpu] | 1);
+    barrier();
+    if (cpu == 0 && par.deadline_ms) {
+        deadline = ticks() + par.deadline_ms * khz;
+        *(volatile uint32_t *)(uintptr_t)(LAPIC + LAPIC_LVT_TIMER)
+            = LVT_TSC_DEADLINE | VECTOR;
+        asm volatile("mfence" : : : "memory");
+        wrmsr(MSR_TSC_DEADLINE, deadline);
+    }
 }
 
 struct reading read_clocks(uint32_t cpu)
@@ -65,20 +73,6 @@ struct reading read_clocks(uint32_t cpu)
 void have_reported(uint32_t cpu)
 {
     pv_pages[cpu].flags &= ~GUEST_STOPPED;
-}
-
-/* Let a timer of the local APIC expire. */
-void start_timers(uint32_t cpu, uint64_t khz)
-{
-    if (cpu || !par.deadline_ms) {
-        return;
-    }
-    tsc_khz = khz;
-    deadline = ticks() + par.deadline_ms * khz;
-    *(volatile uint32_t *)(uintptr_t)(LAPIC + LAPIC_LVT_TIMER)
-        = LVT_TSC_DEADLINE | VECTOR;
-    asm volatile("mfence" : : : "memory");
-    wrmsr(MSR_TSC_DEADLINE, deadline);
 }
 
 /* The device's time of day when the TSC is @tsc, by its specification. */
@@ -108,15 +102,13 @@ static void report_vmclock(uint32_t move)
         tsc = ticks();
         asm volatile("" : : : "memory");
     } while (clk.seq_count & 1 || clk.seq_count != page->seq_count);
-    print("{\"event\": \"vmclock\", \"tsc\": %u, \"ns\": %u, \"magic\": %u, "
-          "\"counter_id\": %u, \"time_type\": %u, \"status\": %u, "
-          "\"flags\": %u, \"tai\": %u, \"maxerror\": %u, \"marker\": %u, "
-          "\"move\": %u}\n",
-          tsc, vmclock_ns(&clk, tsc), (uint64_t)clk.magic,
-          (uint64_t)clk.counter_id, (uint64_t)clk.time_type,
-          (uint64_t)clk.clock_status, clk.flags,
-          (uint64_t)clk.tai_offset_sec, clk.time_maxerror_nanosec,
-          clk.disruption_marker, (uint64_t)move);
+    report("'vmclock', 'tsc': %u, 'ns': %u, 'magic': %u, 'counter_id': %u, "
+           "'time_type': %u, 'status': %u, 'flags': %u, 'maxerror': %u, "
+           "'marker': %u, 'move': %u",
+           tsc, vmclock_ns(&clk, tsc), (uint64_t)clk.magic,
+           (uint64_t)clk.counter_id, (uint64_t)clk.time_type,
+           (uint64_t)clk.clock_status, clk.flags, clk.time_maxerror_nanosec,
+           clk.disruption_marker, (uint64_t)move);
     reported = ticks();
 }
 
@@ -126,8 +118,8 @@ void report_timers(uint32_t cpu, uint32_t move)
         report_vmclock(move);
     }
     if (!cpu && deadline && !rdmsr(MSR_TSC_DEADLINE)) {
-        print("{\"event\": \"deadline\", \"deadline\": %u, \"tsc\": %u, "
-              "\"khz\": %u}\n", deadline, ticks(), tsc_khz);
+        report("'deadline', 'deadline': %u, 'tsc': %u, 'khz': %u",
+               deadline, ticks(), khz);
         deadline = 0;
     }
 }

@@ -22,8 +22,8 @@ struct pvclock {
 extern struct pvclock pv_pages[MAX_CPUS];
 
 /* KVM's parameters of the kvmclock */
-#define CLOCK_FORMAT "\"pv_tsc\": %u, \"pv_time\": %u, \"pv_mul\": %u, " \
-                     "\"pv_shift\": %u, \"pv_flags\": %u"
+#define CLOCK_FORMAT "'pv_tsc': %u, 'pv_time': %u, 'pv_mul': %u, " \
+                     "'pv_shift': %u, 'pv_flags': %u"
 #define CLOCK_VALUES(cpu) \
     pv_pages[cpu].tsc_timestamp, pv_pages[cpu].system_time, \
     (uint64_t)pv_pages[cpu].mul, (uint64_t)(uint8_t)pv_pages[cpu].shift, \

@@ -13,22 +13,18 @@
 #define ICR_SMI         0x00004200
 #define ICR_INIT_OTHERS 0x000c4500
 #define ICR_SIPI_OTHERS 0x000c4600
-
 #define ICR_OTHERS      0x000c4000
 #define EXCEPTIONS      32
 #define WAKE_VECTOR     32
+#define VECTORS         256
 
 extern volatile uint32_t smi_target;
 extern const char wake_interrupt[];
-
-#define VECTORS         256
 
 static struct gate {
     uint16_t offset_low, selector, flags, offset_mid;
     uint32_t offset_high, reserved;
 } idt[VECTORS];
-
-static uint64_t khz;
 
 static uint32_t lapic_read(uint32_t reg)
 {
@@ -100,8 +96,7 @@ uint64_t measure_khz(void)
             best = took;
         }
     }
-    khz = best / 20;
-    return khz;
+    return best / 20;
 }
 
 /*
@@ -132,15 +127,6 @@ void drop_mappings(void)
     outb(0xcfc + (reg & 3), old);
 }
 
-static void delay_ms(uint64_t ms)
-{
-    uint64_t start = ticks();
-
-    while (ticks() - start < ms * khz) {
-        pause();
-    }
-}
-
 void start_cpus(void)
 {
     __atomic_store_n(&cpus_started, 1, __ATOMIC_SEQ_CST);
@@ -151,18 +137,12 @@ void start_cpus(void)
     lapic_write(LAPIC_ICR_LOW, ICR_INIT_OTHERS);
     delay_ms(10);
     lapic_write(LAPIC_ICR_LOW, ICR_SIPI_OTHERS | AP_ADDR >> 12);
-
-    wait_for_started(khz);
+    wait_for_started();
 }
 
 void wake_others(void)
 {
-    interrupt_others(WAKE_VECTOR);
-}
-
-void interrupt_others(uint8_t vector)
-{
-    lapic_write(LAPIC_ICR_LOW, ICR_OTHERS | vector);
+    lapic_write(LAPIC_ICR_LOW, ICR_OTHERS | WAKE_VECTOR);
 }
 
 void end_of_interrupt(void)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
- * A guest with a nested guest, by AMD's SVM with nested paging. It writes `mem`
- * MiB from 16 MiB on until it moves. Then the nested guest touches the last
- * page, and the guest's processors touch all pages, each once.
+ * A guest with a nested guest, by AMD's SVM with nested paging. When it has
+ * moved, the nested guest touches the last page of those of pages.h before the
+ * guest's processors touch them all.
  */
+#define PAGES           0x1000000ull
 #include "async.h"
-#include "touch.h"
+#include "pages.h"
 
-#define MEMORY          0x1000000ull
 #define MSR_EFER        0xc0000080
 #define MSR_HSAVE       0xc0010117
 #define EFER_SVME       0x1000
@@ -18,41 +18,22 @@ static uint8_t host_save[4096] __attribute__((aligned(4096)));
 static uint8_t nested_stack[4096] __attribute__((aligned(4096)));
 /* Identity map of 1 GiB */
 static uint64_t npt[3][512] __attribute__((aligned(4096)));
-static uint64_t bad_pages;
 extern const char wake_interrupt[];
 static struct async_data async_data __attribute__((aligned(64)));
 
-static volatile uint64_t *page(uint64_t i)
-{
-    return (volatile uint64_t *)(MEMORY + (i << PAGE_SHIFT));
-}
-
-static void put16(unsigned at, uint16_t value)
-{
-    *(uint16_t *)(vmcb + at) = value;
-}
-
-static void put32(unsigned at, uint32_t value)
-{
-    *(uint32_t *)(vmcb + at) = value;
-}
-
-static void put64(unsigned at, uint64_t value)
-{
-    *(uint64_t *)(vmcb + at) = value;
-}
+#define FIELD(bits, at) (*(uint##bits##_t *)(vmcb + (at)))
 
 static void put_segment(unsigned at, uint16_t selector, uint16_t attributes)
 {
-    put16(at, selector);
-    put16(at + 2, attributes);
-    put32(at + 4, 0xffffffff);
+    FIELD(16, at) = selector;
+    FIELD(16, at + 2) = attributes;
+    FIELD(32, at + 4) = 0xffffffff;
 }
 
 static void put_table(unsigned at, const void *descriptor)
 {
-    put32(at + 4, *(const uint16_t *)descriptor);
-    put64(at + 8, *(const uint64_t *)((const uint8_t *)descriptor + 2));
+    FIELD(32, at + 4) = *(const uint16_t *)descriptor;
+    FIELD(64, at + 8) = *(const uint64_t *)((const uint8_t *)descriptor + 2);
 }
 
 /* AMD64 Architecture Programmer's Manual, volume 2, appendix B */
@@ -73,12 +54,12 @@ static void set_up_nested(void)
         npt[2][i] = i << 21 | 0x87;
     }
 
-    put32(0x008, 0xffffffff);           /* leave by exceptions, */
-    put32(0x00c, 1u << 31);             /* shutdown, */
-    put32(0x010, 3);                    /* VMRUN, VMMCALL */
-    put32(0x058, 1);                    /* ASID */
-    put64(0x090, 1);                    /* nested paging */
-    put64(0x0b0, (uintptr_t)npt[0]);
+    FIELD(32, 0x008) = 0xffffffff;      /* leave by exceptions, */
+    FIELD(32, 0x00c) = 1u << 31;        /* shutdown, */
+    FIELD(32, 0x010) = 3;               /* VMRUN, VMMCALL */
+    FIELD(32, 0x058) = 1;               /* ASID */
+    FIELD(64, 0x090) = 1;               /* nested paging */
+    FIELD(64, 0x0b0) = (uintptr_t)npt[0];
     asm volatile("vmsave %%rax" : : "a"(vmcb) : "memory");
     put_segment(0x400, 16, 0xc93);      /* ES */
     put_segment(0x410, 8, 0xa9b);       /* CS */
@@ -86,15 +67,15 @@ static void set_up_nested(void)
     put_segment(0x430, 16, 0xc93);      /* DS */
     put_table(0x460, gdt);
     put_table(0x480, idt);
-    put64(0x4d0, rdmsr(MSR_EFER));
-    put64(0x548, cr4);
-    put64(0x550, cr3);
-    put64(0x558, cr0);
-    put64(0x560, 0x400);                /* DR7 */
-    put64(0x568, 0xffff0ff0);           /* DR6 */
-    put64(0x570, 2);                    /* RFLAGS */
-    put64(0x5d8, (uintptr_t)nested_stack + sizeof(nested_stack));
-    put64(0x668, 0x0007040600070406);   /* PAT */
+    FIELD(64, 0x4d0) = rdmsr(MSR_EFER);
+    FIELD(64, 0x548) = cr4;
+    FIELD(64, 0x550) = cr3;
+    FIELD(64, 0x558) = cr0;
+    FIELD(64, 0x560) = 0x400;           /* DR7 */
+    FIELD(64, 0x568) = 0xffff0ff0;      /* DR6 */
+    FIELD(64, 0x570) = 2;               /* RFLAGS */
+    FIELD(64, 0x5d8) = (uintptr_t)nested_stack + sizeof(nested_stack);
+    FIELD(64, 0x668) = 0x0007040600070406;  /* PAT */
 }
 
 /* The nested guest's code: adds one to the word at RDI. */
@@ -102,79 +83,49 @@ extern const char nested_code[];
 asm("nested_code: lock incq (%rdi)\n"
     "vmmcall\n");
 
+/* Lets it add one to a word that is 0; only the nested guest touches it. */
 static void nested_increment(volatile uint64_t *word)
 {
     uint64_t exit;
 
-    put64(0x578, (uintptr_t)nested_code);   /* RIP */
+    FIELD(64, 0x578) = (uintptr_t)nested_code;  /* RIP */
     asm volatile("push %%rbp; clgi; vmload %%rax; vmrun %%rax; vmsave %%rax; "
                  "stgi; pop %%rbp"
                  : : "a"(vmcb), "D"(word)
                  : "rbx", "rcx", "rdx", "rsi", "r8", "r9", "r10", "r11",
                    "r12", "r13", "r14", "r15", "cc", "memory");
-    exit = *(uint64_t *)(vmcb + 0x70);
+    exit = FIELD(64, 0x070);
     if (exit != EXIT_VMMCALL) {
-        print("{\"event\": \"exit\", \"code\": \"%x\"}\n", exit);
+        report("'exit', 'code': '%x'", exit);
         die("the nested guest left by something else than VMMCALL");
+    }
+    if (*word != 1) {
+        die("the nested guest has not written");
     }
 }
 
-_Noreturn void cpu_main(uint32_t cpu)
+void run_payload(uint32_t cpu)
 {
-    static uint64_t n;
+    uint64_t last = number_of_pages() - 1;
 
-    set_up_interrupts();
     if (cpu == 0) {
-        measure_khz();
-        read_parameters();
-        n = (uint64_t)par.mem_mb << (20 - PAGE_SHIFT);
         set_up_nested();
         page(0)[0] = 0;
         nested_increment(page(0));
-        if (page(0)[0] != 1) {
-            die("the nested guest has not written");
-        }
         start_cpus();
     }
-    barrier();
-    for (uint64_t i = cpu; i < n; i += par.cpus) {
-        page(i)[0] = i + 1;
-    }
-    barrier();
-    if (cpu == 0) {
-        print("{\"event\": \"ready\"}\n");
-    }
-    for (uint64_t i = cpu; side() == SIDE_SOURCE; i += par.cpus) {
-        page(i % n)[1]++;
-    }
-    barrier();
+    write_until_moved(cpu);
     if (cpu == 0) {
         if (par.async & ASYNC_NESTED) {
             /* KVM interrupts to wake all waiting tasks: there are none */
             set_handler(ASYNC_VECTOR, wake_interrupt, false);
             async_enable(&async_data);
         }
-        nested_increment(page(n - 1) + 2);
+        nested_increment(page(last) + 2);
         if (par.async & ASYNC_NESTED) {
             wrmsr(MSR_ASYNC_PF_EN, 0);
         }
-        if (page(n - 1)[2] != 1) {
-            die("the nested guest has not written");
-        }
-        print("{\"event\": \"timing\"}\n");
+        report("'timing'");
     }
-    barrier();
-    /* Downwards: the background sends pages upwards */
-    for (uint64_t i = n - 1 - cpu; i < n; i -= par.cpus) {
-        page(i)[1]++;
-        if (page(i)[0] != i + 1) {
-            __atomic_add_fetch(&bad_pages, 1, __ATOMIC_SEQ_CST);
-        }
-    }
-    barrier();
-    if (cpu == 0) {
-        print("{\"event\": \"end\", \"checked_pages\": %u, \"bad_pages\": %u, "
-              "\"bad_regions\": 0}\n", n, bad_pages);
-    }
-    halt();
+    touch_downwards(cpu);
 }

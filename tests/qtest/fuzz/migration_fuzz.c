@@ -18,7 +18,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <sanitizer/common_interface_defs.h>
 #include "block/aio.h"
@@ -41,6 +40,7 @@
 #include "qemu/main-loop.h"
 #include "qemu/memfd.h"
 #include "qemu/rcu.h"
+#include "qemu/sockets.h"
 #include "qemu/thread.h"
 #include "qemu/units.h"
 #include "target/i386/kvm/guest-time.h"
@@ -59,7 +59,8 @@ FuzzSide fuzz_side;
 
 static char fuzz_dir[] = "/tmp/migration-fuzz-XXXXXX";
 static char *fuzz_uri;
-static struct sockaddr_un fuzz_address = { .sun_family = AF_UNIX };
+/* Of the socket, or the file */
+static char *fuzz_path;
 static int fuzz_log;
 
 /* The input of a child */
@@ -135,6 +136,8 @@ static const MigrationCapability fuzz_capabilities[] = {
     MIGRATION_CAPABILITY_SWITCHOVER_ACK,
     MIGRATION_CAPABILITY_MULTIFD,
     MIGRATION_CAPABILITY_X_IGNORE_SHARED,
+    /* Not an option: what the target for files needs */
+    MIGRATION_CAPABILITY_MAPPED_RAM,
 };
 
 /*
@@ -153,14 +156,8 @@ static void fuzz_set_options(const uint8_t *options)
         MigrationCapabilityStatus *c = g_new(MigrationCapabilityStatus, 1);
 
         c->capability = fuzz_capabilities[i];
-        c->state = options[0] & 1 << i;
-        QAPI_LIST_PREPEND(list, c);
-    }
-    if (fuzz_side == FUZZ_FILE) {
-        MigrationCapabilityStatus *c = g_new(MigrationCapabilityStatus, 1);
-
-        c->capability = MIGRATION_CAPABILITY_MAPPED_RAM;
-        c->state = true;
+        c->state = c->capability == MIGRATION_CAPABILITY_MAPPED_RAM ?
+                   fuzz_side == FUZZ_FILE : options[0] & 1 << i;
         QAPI_LIST_PREPEND(list, c);
     }
     p->postcopy_fetch_channels->type = QTYPE_QNUM;
@@ -287,13 +284,13 @@ static void *fuzz_accept(void *opaque)
     int fd, i;
 
     while ((fd = accept(fuzz_listening, NULL, NULL)) >= 0) {
-        for (i = 0; i < FUZZ_CHANNELS; i++) {
-            if (qatomic_read(&fuzz_channel[i]) < 0) {
-                fuzz_opened(i, fd);
-                break;
-            }
+        i = 0;
+        while (i < FUZZ_CHANNELS && qatomic_read(&fuzz_channel[i]) >= 0) {
+            i++;
         }
-        if (i == FUZZ_CHANNELS) {
+        if (i < FUZZ_CHANNELS) {
+            fuzz_opened(i, fd);
+        } else {
             close(fd);
         }
     }
@@ -309,18 +306,15 @@ static void fuzz_open(int i)
              ms++) {
             g_usleep(1000);
         }
-        return;
     }
-    if (fuzz_side == FUZZ_FILE) {
+    if (fuzz_side != FUZZ_DESTINATION) {
         return;
     }
     fuzz_close(i);
-    fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    if (connect(fd, (void *)&fuzz_address, sizeof(fuzz_address)) < 0) {
-        close(fd);
-        return;
+    fd = unix_connect(fuzz_path, NULL);
+    if (fd >= 0) {
+        fuzz_opened(i, fd);
     }
-    fuzz_opened(i, fd);
 }
 
 /* Puts the token of this migration into a fetch channel's hello */
@@ -336,23 +330,13 @@ static void fuzz_set_token(uint8_t *data, size_t size)
     }
 }
 
-static void fuzz_send(int fd, const uint8_t *data, size_t left)
-{
-    ssize_t n;
-
-    while (left > 0 && (n = send(fd, data, left, MSG_NOSIGNAL)) > 0) {
-        data += n;
-        left -= n;
-    }
-}
-
 static void fuzz_write_file(const uint8_t *data, size_t size)
 {
     uint32_t at = size < FUZZ_OFFSET ? 0 : ldl_le_p(data) % FUZZ_FILE_SIZE;
 
-    if (size > FUZZ_OFFSET &&
-        pwrite(fuzz_file, data + FUZZ_OFFSET, size - FUZZ_OFFSET, at) < 0) {
-        abort();
+    if (size > FUZZ_OFFSET) {
+        g_assert_no_errno(pwrite(fuzz_file, data + FUZZ_OFFSET,
+                                 size - FUZZ_OFFSET, at));
     }
 }
 
@@ -451,13 +435,13 @@ static void fuzz_run(const FuzzRecord *r)
             g_autofree uint8_t *data = g_memdup2(r->data, r->length);
 
             fuzz_set_token(data, r->length);
-            fuzz_send(fd, data, r->length);
+            /* QEMU may have closed the connection, or not read for WAIT_MS */
+            (void)!qemu_write_full(fd, data, r->length);
         }
         break;
     case FUZZ_CLOSE:
-        if (fuzz_side == FUZZ_FILE &&
-            ftruncate(fuzz_file, r->arg * FUZZ_FILE_UNIT) < 0) {
-            abort();
+        if (fuzz_side == FUZZ_FILE) {
+            g_assert_no_errno(ftruncate(fuzz_file, r->arg * FUZZ_FILE_UNIT));
         }
         fuzz_close(i);
         break;
@@ -530,10 +514,8 @@ static void fuzz_make_file(void)
     size_t size = fuzz_size - FUZZ_OPTIONS;
     FuzzRecord record;
 
-    fuzz_file = open(fuzz_address.sun_path, O_CREAT | O_TRUNC | O_RDWR, 0600);
-    if (fuzz_file < 0) {
-        abort();
-    }
+    fuzz_file = open(fuzz_path, O_CREAT | O_TRUNC | O_RDWR, 0600);
+    g_assert_cmpint(fuzz_file, >=, 0);
     while (fuzz_next_record(&data, &size, &record) &&
            (record.op % FUZZ_OP__MAX == FUZZ_SEND ||
             record.op % FUZZ_OP__MAX == FUZZ_CLOSE)) {
@@ -548,10 +530,8 @@ static void *fuzz_peer(void *opaque)
     FuzzRecord record;
 
     qatomic_set(fuzz_started, true);
-    for (int n = 0; n < FUZZ_RECORDS; n++) {
-        if (!fuzz_next_record(&data, &size, &record)) {
-            break;
-        }
+    for (int n = 0; n < FUZZ_RECORDS &&
+         fuzz_next_record(&data, &size, &record); n++) {
         fuzz_run(&record);
     }
     fuzz_wait(FUZZ_READ);
@@ -591,12 +571,8 @@ static void G_NORETURN fuzz_child(const uint8_t *data, size_t size)
     fuzz_set_options(data);
 
     if (fuzz_side == FUZZ_SOURCE) {
-        fuzz_listening = socket(AF_UNIX, SOCK_STREAM, 0);
-        if (bind(fuzz_listening, (void *)&fuzz_address,
-                 sizeof(fuzz_address)) < 0 ||
-            listen(fuzz_listening, FUZZ_CHANNELS) < 0) {
-            abort();
-        }
+        fuzz_listening = unix_listen(fuzz_path, &error_abort);
+        g_assert_no_errno(listen(fuzz_listening, FUZZ_CHANNELS));
         fuzz_thread(fuzz_accept, 0);
     } else if (fuzz_side == FUZZ_FILE) {
         fuzz_make_file();
@@ -611,7 +587,7 @@ static void G_NORETURN fuzz_child(const uint8_t *data, size_t size)
 
 static void fuzz_remove_dir(void)
 {
-    unlink(fuzz_address.sun_path);
+    unlink(fuzz_path);
     rmdir(fuzz_dir);
 }
 
@@ -633,20 +609,15 @@ static int fuzz_fork(const uint8_t *data, size_t size)
     int status, fd;
     pid_t pid;
 
-    unlink(fuzz_address.sun_path);
+    unlink(fuzz_path);
     *fuzz_started = false;
-    if (ftruncate(fuzz_log, 0) < 0 || lseek(fuzz_log, 0, SEEK_SET) < 0) {
-        abort();
-    }
-    pid = fork();
+    g_assert_no_errno(ftruncate(fuzz_log, 0));
+    g_assert_no_errno(lseek(fuzz_log, 0, SEEK_SET));
+    g_assert_no_errno(pid = fork());
     if (pid == 0) {
         fuzz_child(data, size);
     }
-    fd = pid < 0 ? -1 : syscall(SYS_pidfd_open, pid, 0);
-    if (fd < 0) {
-        perror("fork");
-        abort();
-    }
+    g_assert_no_errno(fd = syscall(SYS_pidfd_open, pid, 0));
     stuck = !fuzz_wait_child(fd, HANG_S) && !qatomic_read(fuzz_started);
     if (stuck) {
         kill(pid, SIGKILL);
@@ -654,9 +625,7 @@ static int fuzz_fork(const uint8_t *data, size_t size)
         kill(pid, SIGABRT);
     }
     close(fd);
-    if (waitpid(pid, &status, 0) != pid) {
-        abort();
-    }
+    g_assert_no_errno(waitpid(pid, &status, 0));
     return stuck ? -1 : status;
 }
 
@@ -762,10 +731,9 @@ static void fuzz_before(QTestState *s)
         perror(fuzz_dir);
         abort();
     }
-    snprintf(fuzz_address.sun_path, sizeof(fuzz_address.sun_path), "%s/m",
-             fuzz_dir);
+    fuzz_path = g_strdup_printf("%s/m", fuzz_dir);
     fuzz_uri = g_strdup_printf("%s:%s", fuzz_side == FUZZ_FILE ? "file" :
-                               "unix", fuzz_address.sun_path);
+                               "unix", fuzz_path);
     atexit(fuzz_remove_dir);
     fuzz_started = mmap(NULL, sizeof(*fuzz_started), PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -776,13 +744,14 @@ static void fuzz_before(QTestState *s)
     fuzz_share_counters();
 }
 
-static GString *fuzz_command_line(const char *more)
+static GString *fuzz_command_line(FuzzTarget *target)
 {
     const char *plain = getenv("MIGRATION_FUZZ_PLAIN");
     GString *line = g_string_new(NULL);
     /* A BIOS of the usual size, of zeros, which keep streams short */
     int bios = qemu_memfd_create("bios", 64 * KiB, false, 0, 0, &error_abort);
 
+    fuzz_side = (uintptr_t)target->opaque;
     g_string_printf(line, "qemu-fuzz"
         " -machine pc,suppress-vmdesc=on -accel qtest -S -display none -nodefaults"
         " -m 2M,slots=4,maxmem=1G -bios /proc/self/fd/%d"
@@ -793,51 +762,31 @@ static GString *fuzz_command_line(const char *more)
         " -blockdev null-co,node-name=disk,size=1048576"
         " -device virtio-blk-pci,drive=disk -device virtio-net-pci,romfile="
         " -device virtio-balloon-pci -device virtio-rng-pci %s %s",
-        bios, more, plain ?: "");
+        bios, fuzz_side == FUZZ_SOURCE ? "" : "-incoming defer", plain ?: "");
     return line;
 }
 
-static GString *fuzz_source_line(FuzzTarget *target)
-{
-    fuzz_side = FUZZ_SOURCE;
-    return fuzz_command_line("");
-}
-
-static GString *fuzz_destination_line(FuzzTarget *target)
-{
-    fuzz_side = FUZZ_DESTINATION;
-    return fuzz_command_line("-incoming defer");
-}
-
-static GString *fuzz_file_line(FuzzTarget *target)
-{
-    fuzz_side = FUZZ_FILE;
-    return fuzz_command_line("-incoming defer");
-}
-
-static void fuzz_add(const char *name, const char *description,
-                     GString *(*line)(FuzzTarget *target))
+static void fuzz_add(FuzzSide side, const char *name, const char *description)
 {
     fuzz_add_target(&(FuzzTarget) {
         .name = name,
         .description = description,
-        .get_init_cmdline = line,
+        .get_init_cmdline = fuzz_command_line,
         .pre_fuzz = fuzz_before,
         .fuzz = fuzz_one,
         .crossover = migration_fuzz_crossover,
+        .opaque = (void *)(uintptr_t)side,
     });
 }
 
 static void fuzz_register(void)
 {
-    fuzz_add("migration-source",
-             "Fuzz the source of a migration by its return path",
-             fuzz_source_line);
-    fuzz_add("migration-destination",
-             "Fuzz the destination of a migration by its stream",
-             fuzz_destination_line);
-    fuzz_add("migration-file", "Fuzz the resume of a guest from a file",
-             fuzz_file_line);
+    fuzz_add(FUZZ_SOURCE, "migration-source",
+             "Fuzz the source of a migration by its return path");
+    fuzz_add(FUZZ_DESTINATION, "migration-destination",
+             "Fuzz the destination of a migration by its stream");
+    fuzz_add(FUZZ_FILE, "migration-file",
+             "Fuzz the resume of a guest from a file");
 }
 
 fuzz_target_init(fuzz_register);

@@ -11,29 +11,18 @@
 #include "qemu/osdep.h"
 #include "qemu/bswap.h"
 #include "qapi/qapi-builtin-types.h"
+#include "migration/postcopy/fetch-wire.h"
+#include "migration/ram.h"
 #include "migration/savevm.h"
 #include "migration_fuzz.h"
 
-/* From migration/savevm.c, migration/ram.h and migration/migration.h */
+/* From migration/savevm.c and migration/migration.c */
 #define CMD__MAX            12
-#define RAM_ZERO            0x002
-#define RAM_MEM_SIZE        0x004
-#define RAM_PAGE            0x008
-#define RAM_EOS             0x010
-#define RAM_CONTINUE        0x020
-#define RAM_XBZRLE          0x040
-#define RAM_FLUSH           0x200
-#define RP_REQ_PAGES_ID     4
+#define RP_REQ_PAGES_ID     3
 #define RP_RECV_BITMAP      5
 #define RP__MAX             8
-/* From migration/postcopy/fetch-wire.h */
-#define FRAME_PAGES         2
-#define FRAME_END           4
-#define FRAME_ALONG         5
-#define FRAME_HEAD          20
-#define FRAME_MAX           (1 << 20)
-
-#define MAX_COPIES          4096
+/* From migration/postcopy/fetch-wire.c */
+#define FRAME_HEAD          16
 
 typedef struct Piece {
     enum { NUMBER, NAME, ITEM } kind;
@@ -55,6 +44,13 @@ static void piece(GArray *pieces, int kind, size_t at, size_t size)
     Piece p = { .kind = kind, .at = at, .size = size };
 
     g_array_append_val(pieces, p);
+}
+
+/* Returns @size, which the search skips */
+static size_t item(GArray *pieces, size_t at, size_t size)
+{
+    piece(pieces, ITEM, at, size);
+    return size;
 }
 
 /* Returns the size of a counted string at @p, or 0 */
@@ -85,27 +81,26 @@ static size_t find_page(GArray *pieces, const uint8_t *p, size_t at,
                         size_t size)
 {
     uint64_t head = size < 8 ? 0 : ldq_be_p(p + at);
-    int flags = head & (FUZZ_PAGE - 1), flag = flags & ~RAM_CONTINUE;
+    int flags = head & (FUZZ_PAGE - 1), flag = flags & ~RAM_SAVE_FLAG_CONTINUE;
     size_t n = 8, name;
 
     if (head >> 40 || !flags ||
-        (flag != RAM_ZERO && flag != RAM_MEM_SIZE && flag != RAM_PAGE &&
-         flag != RAM_EOS && flag != RAM_XBZRLE && flag != RAM_FLUSH)) {
+        (flag != RAM_SAVE_FLAG_ZERO && flag != RAM_SAVE_FLAG_MEM_SIZE &&
+         flag != RAM_SAVE_FLAG_PAGE && flag != RAM_SAVE_FLAG_EOS &&
+         flag != RAM_SAVE_FLAG_XBZRLE && flag != RAM_SAVE_FLAG_MULTIFD_FLUSH)) {
         return 0;
     }
     piece(pieces, NUMBER, at, 8);
-    if (!(flags & RAM_CONTINUE) &&
-        (flag == RAM_ZERO || flag == RAM_PAGE || flag == RAM_XBZRLE)) {
+    if (flags == RAM_SAVE_FLAG_ZERO || flags == RAM_SAVE_FLAG_PAGE ||
+        flags == RAM_SAVE_FLAG_XBZRLE) {
         name = name_at(p + at + n, size - n);
         if (name) {
             piece(pieces, NAME, at + n, name);
         }
         n += name;
     }
-    n += flag == RAM_PAGE ? FUZZ_PAGE : flag == RAM_ZERO ? 1 : 0;
-    n = MIN(n, size);
-    piece(pieces, ITEM, at, n);
-    return n;
+    n += flag == RAM_SAVE_FLAG_PAGE ? FUZZ_PAGE : flag == RAM_SAVE_FLAG_ZERO;
+    return item(pieces, at, MIN(n, size));
 }
 
 /* A fetch channel's hello or frame */
@@ -117,21 +112,24 @@ static size_t find_frame(GArray *pieces, const uint8_t *p, size_t at,
     uint32_t length;
     size_t n;
 
-    if (size >= 12 && !memcmp(p + at, "QPFC", 4)) {
-        for (size_t i = 4; i < 12; i += 2) {
-            piece(pieces, NUMBER, at + i, 2);
-        }
-        piece(pieces, ITEM, at, 12);
-        return 12;
+    if (size >= sizeof(PostcopyHello) &&
+        ldl_be_p(p + at) == POSTCOPY_HELLO_MAGIC) {
+        piece(pieces, NUMBER, at + 4, 2);
+        piece(pieces, NUMBER, at + 6, 2);
+        return item(pieces, at, sizeof(PostcopyHello));
     }
-    if (size < FRAME_HEAD || !type || type > FRAME_ALONG) {
+    if (size < FRAME_HEAD || !type || type > POSTCOPY_FRAME_PING) {
         return 0;
     }
     length = ldl_be_p(p + at + 4);
     offset = ldq_be_p(p + at + 8);
-    /* Only the END frame has no pages */
-    if (!length != (type == FRAME_END) || length > FRAME_MAX ||
-        length % FUZZ_PAGE || offset % FUZZ_PAGE || offset >> 32) {
+    if (type == POSTCOPY_FRAME_END || type == POSTCOPY_FRAME_PING) {
+        /* No pages, and no name */
+        if (p[at + 1] || offset || (type == POSTCOPY_FRAME_END && length)) {
+            return 0;
+        }
+    } else if (!length || length > POSTCOPY_FRAME_MAX_LENGTH ||
+               length % FUZZ_PAGE || offset % FUZZ_PAGE || offset >> 32) {
         return 0;
     }
     for (int i = 0; i < 4; i++) {
@@ -139,12 +137,8 @@ static size_t find_frame(GArray *pieces, const uint8_t *p, size_t at,
     }
     piece(pieces, NUMBER, at + 4, 4);
     piece(pieces, NUMBER, at + 8, 8);
-    piece(pieces, NUMBER, at + 16, 4);
-    n = FRAME_HEAD + p[at + 1] +
-        (type == FRAME_PAGES || type == FRAME_ALONG ? length : 0);
-    n = MIN(n, size);
-    piece(pieces, ITEM, at, n);
-    return n;
+    n = FRAME_HEAD + p[at + 1] + (type == POSTCOPY_FRAME_PAGES ? length : 0);
+    return item(pieces, at, MIN(n, size));
 }
 
 /* Finds the part of a stream at @at.  Returns its size, or 0 if unknown */
@@ -162,8 +156,7 @@ static size_t find_in_stream(GArray *pieces, const uint8_t *p, size_t at,
             piece(pieces, NAME, at + 5, n);
             piece(pieces, NUMBER, at + 5 + n, 4);
             piece(pieces, NUMBER, at + 5 + n + 4, 4);
-            piece(pieces, ITEM, at, 5 + n + 8);
-            return 5 + n + 8;
+            return item(pieces, at, 5 + n + 8);
         }
         break;
     case QEMU_VM_SUBSECTION:
@@ -171,9 +164,8 @@ static size_t find_in_stream(GArray *pieces, const uint8_t *p, size_t at,
         if (n) {
             piece(pieces, NAME, at + 1, n);
             piece(pieces, NUMBER, at + 1 + n, 4);
-            piece(pieces, ITEM, at, 1 + n + 4);
             numbers(pieces, at + 1 + n + 4, MIN(64, size - 1 - n - 4));
-            return 1 + n + 4;
+            return item(pieces, at, 1 + n + 4);
         }
         break;
     case QEMU_VM_SECTION_PART:
@@ -181,8 +173,7 @@ static size_t find_in_stream(GArray *pieces, const uint8_t *p, size_t at,
     case QEMU_VM_SECTION_FOOTER:
         if (size >= 5 && ldl_be_p(p + at + 1) < 256) {
             piece(pieces, NUMBER, at + 1, 4);
-            piece(pieces, ITEM, at, 5);
-            return 5;
+            return item(pieces, at, 5);
         }
         break;
     case QEMU_VM_COMMAND:
@@ -190,10 +181,9 @@ static size_t find_in_stream(GArray *pieces, const uint8_t *p, size_t at,
         if (n <= size && lduw_be_p(p + at + 1) < CMD__MAX) {
             piece(pieces, NUMBER, at + 1, 2);
             piece(pieces, NUMBER, at + 3, 2);
-            piece(pieces, ITEM, at, n);
             numbers(pieces, at + 5, n - 5);
             /* The packaged parts are found on their own */
-            return n;
+            return item(pieces, at, n);
         }
         break;
     }
@@ -212,7 +202,6 @@ static size_t find_in_return_path(GArray *pieces, const uint8_t *p, size_t at,
     type = lduw_be_p(p + at);
     piece(pieces, NUMBER, at, 2);
     piece(pieces, NUMBER, at + 2, 2);
-    piece(pieces, ITEM, at, n);
     numbers(pieces, at + 4, n - 4);
     if (type == RP_REQ_PAGES_ID && n > 16) {
         name = name_at(p + at + 16, n - 16);
@@ -220,7 +209,7 @@ static size_t find_in_return_path(GArray *pieces, const uint8_t *p, size_t at,
     } else if (type == RP_RECV_BITMAP && n > 4) {
         piece(pieces, NAME, at + 4, n - 4);
     }
-    return n;
+    return item(pieces, at, n);
 }
 
 static GArray *find_pieces(const uint8_t *p, size_t size)
@@ -284,10 +273,11 @@ static Message stream_messages[] = {
     T("\0\0\0\0\0\0\x02\0"),                            /* multifd's flush */
     T("\0\0\0\0\0\x20\0\x04\x06pc.ram\0\0\0\0\0\x20\0\0"),
                                                         /* sizes of RAM */
-    T("\x03\x06\0\0" "\0\0\x10\0" "\0\0\0\0\0\0\x40\0" "\0\0\0\0" "pc.ram"),
+    T("\x03\x06\0\0" "\0\0\x10\0" "\0\0\0\0\0\0\x40\0" "pc.ram"),
                                                         /* a frame of zeros */
-    T("\x03\0\0\0" "\0\0\x20\0" "\0\0\0\0\0\0\x50\0" "\0\0\0\0"),
-    T("\x04\0\0\0" "\0\0\0\0" "\0\0\0\0\0\0\0\0" "\0\0\0\0"),  /* the end */
+    T("\x03\0\0\0" "\0\0\x20\0" "\0\0\0\0\0\0\x50\0"),
+    T("\x04\0\0\0" "\0\0\0\0" "\0\0\0\0\0\0\0\0"),      /* the end */
+    T("\x05\0\0\0" "\0\0\0\x2a" "\0\0\0\0\0\0\0\0"),    /* a ping */
 };
 
 void migration_fuzz_set_guest_time(const uint8_t *bytes, size_t size)
@@ -299,15 +289,15 @@ static const Message return_path_messages[] = {
     T("\0\x01\0\x04\0\0\0\0"),                          /* SHUT */
     T("\0\x01\0\x04\0\0\0\x01"),
     T("\0\x02\0\x04\0\0\0\x01"),                        /* PONG */
-    T("\0\x03\0\x0c\0\0\0\0\0\0\x10\0\0\0\x10\0"),      /* REQ_PAGES */
-    T("\0\x04\0\x13\0\0\0\0\0\0\x50\0\0\0\x10\0\x06pc.ram"),
+    T("\0\x04\0\x0c\0\0\0\0\0\0\x10\0\0\0\x10\0"),      /* REQ_PAGES */
+    T("\0\x03\0\x13\0\0\0\0\0\0\x50\0\0\0\x10\0\x06pc.ram"),
                                                         /* REQ_PAGES_ID */
     T("\0\x05\0\x07\x06pc.ram\0\0\0\0\0\0\0\x40"),      /* RECV_BITMAP */
     T("\0\x06\0\x04\0\0\0\x01"),                        /* RESUME_ACK */
     T("\0\x07\0\0"),                                    /* SWITCHOVER_ACK */
-    T("\x01\x06\0\0" "\0\0\x10\0" "\0\0\0\0\0\0\x40\0" "\0\0\0\0" "pc.ram"),
+    T("\x01\x06\0\0" "\0\0\x10\0" "\0\0\0\0\0\0\x40\0" "pc.ram"),
                                                         /* a fetch request */
-    T("\x01\0\0\x03" "\0\0\x10\0" "\0\0\0\0\0\0\x90\0" "\xff\xff\xf0\0"),
+    T("\x01\0\0\0" "\0\0\x10\0" "\0\0\0\0\0\0\x90\0"),
 };
 
 static const char *const names[] = {
@@ -372,24 +362,17 @@ static uint64_t chosen_number(uint64_t was, int size)
 static void mutate_number(GByteArray *a, const Piece *p)
 {
     uint8_t *at = a->data + p->at;
+    uint64_t was = ldn_be_p(at, p->size), number;
 
-    switch (p->size) {
-    case 1:
-        *at = below(2) ? below(8) : chosen_number(*at, 1);
-        break;
-    case 2:
-        stw_be_p(at, below(2) ? below(CMD__MAX + 1) :
-                 chosen_number(lduw_be_p(at), 2));
-        break;
-    case 4:
-        stl_be_p(at, chosen_number(ldl_be_p(at), 4));
-        break;
-    case 8:
-        stq_be_p(at, below(4) ? chosen_number(ldq_be_p(at), 8) :
-                 /* Flags in the offset of a page */
-                 (ldq_be_p(at) & ~0xfffULL) | 1 << below(10) | 1 << below(10));
-        break;
+    if (p->size < 4 && below(2)) {
+        number = below(p->size == 1 ? 8 : CMD__MAX + 1);
+    } else if (p->size == 8 && !below(4)) {
+        /* Flags in the offset of a page */
+        number = (was & ~0xfffULL) | 1 << below(10) | 1 << below(10);
+    } else {
+        number = chosen_number(was, p->size);
     }
+    stn_be_p(at, p->size, number);
 }
 
 static void mutate_name(GByteArray *a, const Piece *p, GArray *pieces)
@@ -425,7 +408,7 @@ static void mutate_item(GByteArray *a, const Piece *p, GArray *pieces,
         break;
     case 1:
         /* One copy, or mostly a power of two of them */
-        copies = MIN(1 << (below(3) ? below(3) : below(13)), MAX_COPIES);
+        copies = 1 << (below(3) ? below(3) : below(13));
         while (copies-- && many->len + size <= room) {
             g_byte_array_append(many, bytes, size);
         }

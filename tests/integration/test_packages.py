@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""docs/ adds lines to the right AppArmor profiles of Debian's libvirt. No kernel enforces them here."""
+"""The Debian package, and the lines that docs/ adds to AppArmor profiles of Debian's libvirt. No kernel enforces them
+here."""
 import re
 import shutil
 import subprocess
@@ -7,11 +8,11 @@ import subprocess
 import pytest
 
 from tests.lab.paths import ROOT
+from tests.lab.text import search
 
 pytestmark = pytest.mark.slow
 EMULATOR = "/opt/qemu-fault-exits/bin/*"
-LINES = {tuple(line.split(maxsplit=1)) for page in ("usage.md",)
-         for line in re.findall(r"^/etc/apparmor[.]d/(local/.*)", (ROOT / "docs" / page).read_text(), re.M)}
+LINES = re.findall(r"^/etc/apparmor[.]d/(local/\S+)\s+(.*)", (ROOT / "docs/usage.md").read_text(), re.M)
 
 
 def parsed(root, base, profile):
@@ -45,3 +46,20 @@ def test_profiles(tmp_path, release):
                       for profile, old in zip(profiles, before, strict=True))
     assert libvirtd == {EMULATOR: "x"}
     assert qemu == {EMULATOR: "rmx", "/dev/userfaultfd": "rwa"}
+
+
+@pytest.mark.timeout(3600)      # The build
+def test_deb(tmp_path):
+    """QEMU runs at its prefix, and finds its files there and the distribution's."""
+    made = subprocess.run([ROOT / "scripts" / "deb"], capture_output=True, text=True, check=True)
+    deb = ROOT / search(r"wrote (\S+)", made.stderr)[1]
+    needs = subprocess.run(["dpkg-deb", "--field", deb, "Depends"], capture_output=True, text=True, check=True).stdout
+    assert "libglib2.0" in needs
+    subprocess.run(["dpkg", "-x", deb, tmp_path], check=True)
+    # The package can be at any prefix, not only at /opt: no file contains the build's directory.
+    prefix = tmp_path / "opt" / "qemu-fault-exits"
+    run = subprocess.run([prefix / "bin" / "qemu-system-x86_64", "-accel", "tcg", "-display", "none", "-k", "de",
+                          "-device", "virtio-net", "-monitor", "stdio", "-S"],
+                         input="info status\nquit\n", capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and "paused" in run.stdout, run.stdout + run.stderr
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/*")} == {"opt/qemu-fault-exits", "usr/share"}
