@@ -1346,11 +1346,12 @@ void postcopy_file_recover(MigrationIncomingState *mis, QEMUFile *f)
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_PAUSED,
                       MIGRATION_STATUS_POSTCOPY_ACTIVE);
     /* Without @paused, file_thread() may end, but not before all have left */
-    postcopy_requests_enter(mis->postcopy->requests);
-    qatomic_set(&file->ask_again, true);
-    qatomic_store_release(&file->paused, false);
-    qemu_sem_post(&file->recovered);
-    postcopy_requests_leave(mis->postcopy->requests);
+    if (postcopy_requests_enter(mis->postcopy->requests)) {
+        qatomic_set(&file->ask_again, true);
+        qatomic_store_release(&file->paused, false);
+        qemu_sem_post(&file->recovered);
+        postcopy_requests_leave(mis->postcopy->requests);
+    }
 }
 
 void postcopy_file_fill_info(MigrationIncomingState *mis, MigrationInfo *info)

@@ -28,9 +28,9 @@ def from_file(lab, **options):
     return Machine(lab, capabilities=["mapped-ram"], **{"mem": 8, "memory_mb": 64} | options)
 
 
-def loaded(machine, capabilities=LAZY):
+def loaded(machine, capabilities=LAZY, qemu=FORK):
     """A QEMU that can run the guest from the file, and reads only pages that the guest touches."""
-    side = machine.load(capabilities=capabilities, arguments=NO_REST)
+    side = machine.load(qemu, capabilities=capabilities, arguments=NO_REST)
     until(lambda: side.status() == "postcopy-active", "the guest can run")
     return side
 
@@ -259,8 +259,7 @@ def test_recovery_before_the_pause_is_noticed(place):
     """The thread of the rest, which requests pages again, reads a page from the pause until after the recovery."""
     with from_file(place, mem=32) as machine:
         machine.save()
-        side = machine.load(INJECT, capabilities=LAZY, arguments=NO_REST)
-        until(lambda: side.status() == "postcopy-active", "the guest can run")
+        side = loaded(machine, qemu=INJECT)
         side.inject.arm("postcopy-file-rest")
         side.cmd("migrate-set-parameters", restore_background=True)
         side.inject.wait_held("postcopy-file-rest")
