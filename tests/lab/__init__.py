@@ -12,7 +12,8 @@
     limits      where the threads of QEMUs sleep when a test hangs
     snapshot    a QEMU of which background snapshots are taken
     host        this machine in place of the lab
-    guest       the payload; linux_guest, linux_pair: Linux in its place
+    guest       the payload; linux_guest, linux_pair: Linux in its place; vhost_user: a disk of it
+                that another process serves
     clocks      a migration's effect on a guest's clocks; arm_clocks: on those of arm64
     qtest       QEMU's test protocol; sanitizer: reports of sanitizers
     cli         common code of programs; text: patterns that must be found

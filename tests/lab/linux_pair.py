@@ -38,6 +38,23 @@ class LinuxSide(BaseSide):
             return bool(report.boots or report.lines)
         until(ready, "the Linux guest has booted", timeout=90)
 
+    def reported(self) -> bool:
+        return bool(self.report().lines)
+
+    def checked(self) -> bool:
+        """All of it, once more since the guest runs here."""
+        self.check()
+        lines = self.report().lines
+        if not lines or lines[-1]["sweeps"] < lines[0]["sweeps"] + 2:
+            return False
+        self.check_log()
+        return True
+
+    def check_log(self) -> None:
+        report, complaints = self.report(), linux_guest.complaints(self.kernel_log())
+        assert not report.bad and not (report.lines and report.lines[-1]["bad"]), (report.bad, complaints)
+        assert not complaints, complaints
+
     def kernel_log(self) -> str:
         return self.lab.run(f"cat {self.log}").output
 
@@ -54,11 +71,7 @@ class LinuxPair(BasePair[LinuxSide]):
         return super().__enter__()
 
     def check_memory(self) -> None:
-        """Let the guest check all of its memory once more, then check all its reports."""
-        def swept() -> bool:
-            lines = self.destination.report().lines
-            return bool(lines) and lines[-1]["sweeps"] >= lines[0]["sweeps"] + 2
-        until(swept, "the guest has checked its memory", timeout=60)
+        super().check_memory()
         self.check_logs()
 
     def counts_at_switch(self) -> dict[str, int]:
@@ -111,10 +124,7 @@ class LinuxPair(BasePair[LinuxSide]):
 
     def check_logs(self) -> None:
         for side in self.sides:
-            report = side.report()
-            complaints = linux_guest.complaints(side.kernel_log())
-            assert not report.bad and not (report.lines and report.lines[-1]["bad"]), (report.bad, complaints)
-            assert not complaints, complaints
+            side.check_log()
 
     def check_threads(self) -> None:
         """Each thread runs: its counter advances."""

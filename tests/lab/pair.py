@@ -180,6 +180,14 @@ class BaseSide(ABC):
     def wait_ready(self) -> None:
         """Wait until the guest runs its load."""
 
+    @abstractmethod
+    def reported(self) -> bool:
+        """Whether the guest has reported here: on a destination, whether it has run here."""
+
+    @abstractmethod
+    def checked(self) -> bool:
+        """Whether the guest has checked its memory here, which must be whole."""
+
     @property
     def qmp(self) -> QEMUMonitorProtocol:
         assert self._qmp, f"QMP of the {self.name} is not connected"
@@ -369,6 +377,16 @@ class Side(BaseSide):
         report = guest.Report(self.lab.run(f"cat {self.console}").output)
         assert not report.error, f"the guest gave up on the {self.name}: {report.error}"
         return report
+
+    def reported(self) -> bool:
+        return bool(self.report().events)
+
+    def checked(self) -> bool:
+        self.check()
+        report = self.report()
+        end = report.first("end")
+        assert not end or report.intact, f"memory is damaged: {report.all('bad')}, {end}"
+        return bool(end)
 
     def wait_event(self, event: str) -> guest.Event:
         def come() -> guest.Event | None:
@@ -609,9 +627,9 @@ class BasePair(ABC, Generic[AnySide]):
         self.recover()
         self.finish_fast()
 
-    @abstractmethod
     def check_memory(self) -> None:
         """Wait until the guest on the destination has checked its memory, which must be whole."""
+        until(self.destination.checked, "the guest has checked its memory")
 
     def faults(self) -> Any:
         return self.destination.cmd("query-migrate").get("postcopy-faults")
@@ -641,9 +659,3 @@ class Pair(BasePair[Side]):
             self.destination.wait_event("end")
             self.fast()
         super().finish()
-
-    def check_memory(self) -> None:
-        self.destination.wait_event("end")
-        report = self.destination.report()
-        assert report.intact, f"memory is damaged: {report.all('bad')}, {report.all('end')}"
-        self.destination.check()

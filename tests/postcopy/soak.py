@@ -3,11 +3,11 @@
 
 Source or destination are killed, connections cut and paused, at each phase (failures.py); background
 snapshots are cancelled before, and memory is unplugged; the guest is stopped and continued. Both sides share its
-disk, with or without an image lock. The guest never runs on both sides: the test tries to resume it on a source
-without news of the destination; and a paused side reports how to recover. After each migration, the guest checks
-all of its memory, if it is whole; if it is not, the remaining QEMU must report that. Prints seed and plan of each
-migration, and writes build/reports/soak.json. A hang or another end stops the run, with the seed that repeats it and
-a diagnosis.
+disk, with or without an image lock, or each has a vhost-user backend for it. The guest never runs on both sides: the
+test tries to resume it on a source without news of the destination; and a paused side reports how to recover. After
+each migration, the guest checks all of its memory, if it is whole; if it is not, the remaining QEMU must report that.
+Prints seed and plan of each migration, and writes build/reports/soak.json. A hang or another end stops the run, with
+the seed that repeats it and a diagnosis.
 """
 import contextlib
 import functools
@@ -28,9 +28,11 @@ from tests.lab.backends import shared_disk
 from tests.lab.failures import ACTIONS, HELD, PHASES, Ended, Failures, PhaseWire, diagnosis
 from tests.lab.host import Host
 from tests.lab.lab import Lab
+from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import MIB, Pair, until
 from tests.lab.paths import REPORTS, ROOT
 from tests.lab.qtest import Qtest, eject_memory
+from tests.lab.vhost_user import DiskPair
 
 REPORT = REPORTS / "soak.json"
 SMALL = ("anonymous", "memfd", "shm")
@@ -51,6 +53,7 @@ def chosen(seed, fetch=False):
                 for _ in range(r.choice([0, 1, 1, 2]))]
     c = {
         "seed": seed,
+        "guest": "touch",
         "backend": r.choice(HUGE if huge else SMALL),
         "exits": r.choice(["on", "off"]),
         "preempt": r.random() < 0.5,
@@ -84,6 +87,12 @@ def chosen(seed, fetch=False):
         "tls": r.random() < 0.3 and phase not in HELD,
         "multifd_channels": r.choice([0, 0, 2, 4]) if phase not in HELD else 0,
     }
+    if r.random() < 0.2:
+        disk = r.choice([None, None, "vhost-user"]) if c["disk"] is None else c["disk"]
+        c |= {"guest": "linux", "dimm": False, "disk": disk, "mem_mib": 16,
+              "snapshot_cancelled_s": c["snapshot_cancelled_s"] if disk != "vhost-user" else [],
+              "backend": r.choice(["memfd", "shm"] if disk == "vhost-user" else SMALL),
+              "bandwidth_bytes_per_s": r.choice([8, 64]) * MIB}
     # QEMU would also begin TLS in a snapshot's file.
     c["tls"] &= not c["snapshot_cancelled_s"]
     return c | {"action": "cut"} if c["mute"] else c
@@ -97,7 +106,7 @@ def told(c):
 def cancel_snapshots(pair, delays_s, note):
     """Each snapshot ends cancelled or completed, and leaves the source as it was."""
     source = pair.source
-    source.wait_event("ready")
+    source.wait_ready()
     source.set_capabilities(*pair.capabilities, state=False)
     source.set_capabilities("background-snapshot")
     for delay_s in delays_s:
@@ -139,21 +148,31 @@ def unplug(pair, note):
     note("DIMM unplugged")
 
 
+def new_pair(lab, c):
+    options = {"exits": c["exits"], "backend": c["backend"], "cpus": c["cpus"], "fetch": c["fetch_channels"],
+               "capabilities": ("postcopy-preempt",) if c["preempt"] else (),
+               "tls": tls.directory(lab) if c["tls"] else None}
+    if c["disk"] == "vhost-user":
+        return DiskPair(lab, **options)
+    disk = shared_disk(lab, "file.locking=off" * (c["disk"] == "locking-off"))[1] if c["disk"] else ()
+    if c["guest"] == "linux":
+        return LinuxPair(lab, source_options=disk, destination_options=disk, mem=c["mem_mib"], writers=1, computers=1,
+                         disk=int(bool(disk)), interval=100, **options)
+    memory_mb = 64 if c["backend"] in HUGE else 32
+
+    def words(side):
+        dimm = ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(lab, side)] if c["dimm"] else []
+        return [*dimm, *disk]
+
+    return Pair(lab, memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"], zero=c["zero_percent"],
+                seed=c["seed"] & 0xffff, source_options=words("source"), destination_options=words("destination"),
+                **options)
+
+
 def migrate(lab, c, note=lambda text: None):
     """Migrate by the plan c; returns (Ended, recoveries, the survivor's message)."""
-    huge = c["backend"] in HUGE
-    memory_mb = 64 if huge else 32
-    def dimm(side):
-        return ["-m", f"{memory_mb}M,slots=1,maxmem=1G", *DIMM, *Qtest.arguments(lab, side)] if c["dimm"] else []
-
-    disk = shared_disk(lab, "file.locking=off" * (c["disk"] == "locking-off"))[1] if c["disk"] else ()
     interface = kvm_interface.offered(lab, c["interface"]) if c["exits"] == "on" else contextlib.nullcontext()
-    with interface, Pair(lab, exits=c["exits"], backend=c["backend"], cpus=c["cpus"],
-              capabilities=("postcopy-preempt",) if c["preempt"] else (),
-              memory_mb=memory_mb, pattern=c["pattern"], mem=c["mem_mib"], fetch=c["fetch_channels"],
-              zero=c["zero_percent"], seed=c["seed"] & 0xffff, tls=tls.directory(lab) if c["tls"] else None,
-              source_options=[*dimm("source"), *disk],
-              destination_options=[*dimm("destination"), *disk]) as pair:
+    with interface, new_pair(lab, c) as pair:
         try:
             faults = Failures(pair, note, locked=c["disk"] == "locked", stop=c["stop"])
             if c["snapshot_cancelled_s"]:
@@ -215,7 +234,7 @@ class Soak:
         notes: list[str] = []
         c, begun = chosen(seed, self.fetch), time.monotonic()
         # TCG, which needs no exits, is many times as fast as the lab.
-        here = c["here"] and c["exits"] == "off" and c["backend"] in SMALL and host
+        here = c["here"] and c["exits"] == "off" and c["backend"] in SMALL and c["guest"] == "touch" and host
         self.say(told(c))
         try:
             ended, recoveries, said = migrate(here or lab(), c, notes.append)
@@ -253,7 +272,7 @@ class Soak:
             "recoveries_count": sum(result["recoveries_count"] for result in self.done),
             "duration_s": round(time.monotonic() - self.started, 1),
             "by_choice_count": {key: Counter(str(result[key]) for result in self.done)
-                                for key in ("backend", "exits", "preempt", "fetch_channels", "pattern", "cpus",
+                                for key in ("guest", "backend", "exits", "preempt", "fetch_channels", "pattern", "cpus",
                                             "dimm", "disk", "stop", "mute", "interface", "tls", "multifd_channels",
                                             "phase", "action", "ended")},
             "failures": self.failures,
