@@ -11,6 +11,7 @@ from qemu.qmp import ExecuteError
 
 from tests.lab.arches import on_both
 from tests.lab.guest import MACHINE, payload
+from tests.lab.linux_pair import LinuxSide
 from tests.lab.pair import FORK, INJECT, event_us, until
 from tests.lab.qtest import Qtest, eject_memory, unplug_memory
 from tests.lab.snapshot import Machine
@@ -122,6 +123,29 @@ def test_disks_and_memory_of_one_instant(place, told):
         assert counter(restored) - on_disk in (0, 1)
         restored.cmd("cont")
         until(lambda: counter(restored) > stopped + 9, "the restored guest resumes")
+
+
+class LinuxMachine(Machine):
+    side_type = LinuxSide
+
+
+def test_virtio_of_linux(place):
+    """A port of virtio-serial is in use, and the guest has never set up the queue of virtio-rng, whose driver it lacks:
+    both guests go on."""
+    with LinuxMachine(place, memory_mb=160, cpus=2, mem=8, writers=1, computers=1, interval=10,
+                      arguments=["-device", "virtio-rng-pci"]) as machine:
+        def lines():
+            return len(machine.side.report().lines)
+
+        until(lines, "the guest reports")
+        machine.start()
+        before = lines()
+        machine.wait()
+        assert lines() > before, "the port was not used while the snapshot was taken"
+        until(machine.load().checked, "the restored guest reports, and has checked its memory")
+        before = lines()
+        until(lambda: lines() > before, "the guest goes on")
+        machine.side.check_log()
 
 
 def taken_without(place, device, name):
