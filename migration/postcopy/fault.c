@@ -165,7 +165,8 @@ static int postcopy_fault_request(MigrationIncomingState *mis,
      * Discarded pages (via RamDiscardManager) are never migrated. On unlikely
      * access, place a zeropage.
      */
-    if (ramblock_page_is_discarded(page->rb, page->start)) {
+    if (postcopy_source(mis) != &postcopy_file &&
+        ramblock_page_is_discarded(page->rb, page->start)) {
         if (postcopy_requests_enter(mis->postcopy->requests)) {
             ret = postcopy_receive_page(mis, page, NULL);
             postcopy_requests_leave(mis->postcopy->requests);
@@ -657,10 +658,13 @@ int postcopy_fault_wait_end(MigrationIncomingState *mis)
 
 void postcopy_fault_break_connection(MigrationIncomingState *mis)
 {
-    /* from_src_file is the same socket, but has another lock */
-    QEMU_LOCK_GUARD(&mis->rp_mutex);
-    if (mis->to_src_file) {
-        qemu_file_shutdown(mis->to_src_file);
+    /*
+     * to_src_file is the same socket, but a thread that sends to a source which
+     * does not read holds its lock
+     */
+    QEMU_LOCK_GUARD(&mis->from_src_file_mutex);
+    if (mis->from_src_file) {
+        qemu_file_shutdown(mis->from_src_file);
     }
 }
 

@@ -572,6 +572,8 @@ static int file_begin(MigrationIncomingState *mis, Error **errp)
     }
     if (migrate_restore_working_set() && *migrate_restore_working_set()) {
         file->set = postcopy_working_set_new(migrate_restore_working_set());
+    }
+    if (file->set) {
         file->recording_since = get_clock();
         qatomic_set(&file->recording, true);
         postcopy_working_set_each(file->set, RUN_SIZE, file_push_run, file);
@@ -820,7 +822,7 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
     bool hole;
     int ret;
 
-    if (!b) {
+    if (!b || ramblock_page_is_discarded(b->rb, page->start)) {
         return postcopy_receive_page(mis, page, NULL);
     }
     if (page->size > qemu_target_page_size() ||

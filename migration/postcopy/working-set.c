@@ -14,9 +14,9 @@
 #include "exec/target_page.h"
 #include "migration/migration.h"
 #include "working-set.h"
-#include "trace.h"
 
-#define VERSION_LINE "QEMU working set 1\n"
+#define FIRST_WORDS "QEMU working set "
+#define VERSION_LINE FIRST_WORDS "1\n"
 
 /* A line takes about 20 bytes */
 #define FILE_MAX (64 * MiB)
@@ -73,8 +73,8 @@ static WorkingSetBlock *block_find(PostcopyWorkingSet *set, const char *name)
     return NULL;
 }
 
-/* Returns how many pages of the line this guest has */
-static size_t working_set_line(PostcopyWorkingSet *set, const char *line)
+/* Pages that this guest does not have are ignored */
+static void working_set_line(PostcopyWorkingSet *set, const char *line)
 {
     uint64_t first, n, pages;
     char name[256];
@@ -82,34 +82,38 @@ static size_t working_set_line(PostcopyWorkingSet *set, const char *line)
 
     if (sscanf(line, "%" SCNx64 " %" SCNx64 " %255[^\n]", &first, &n,
                name) != 3) {
-        return 0;
+        return;
     }
     b = block_find(set, name);
     pages = b ? b->rb->postcopy_length >> qemu_target_page_bits() : 0;
-    if (first >= pages || n > pages - first) {
-        return 0;
+    if (first < pages && n <= pages - first) {
+        bitmap_set(b->had, first, n);
+        bitmap_set(b->has, first, n);
     }
-    bitmap_set(b->had, first, n);
-    bitmap_set(b->has, first, n);
-    return n;
 }
 
-static void working_set_load(PostcopyWorkingSet *set)
+/* Returns false if the file is another one, which must not be overwritten */
+static bool working_set_load(PostcopyWorkingSet *set)
 {
-    char line[512];
-    size_t pages = 0;
-    int fd = qemu_open_old(set->path, O_RDONLY);
+    char line[512] = "";
+    int fd = qemu_open_old(set->path, O_RDONLY | O_NONBLOCK);
     struct stat st = { };
+    bool ours;
     FILE *f;
 
     if (fd < 0) {
         /* With another error, it cannot be written either */
         set->changed = errno == ENOENT;
-        return;
+        return true;
     }
     f = fdopen(fd, "r");
-    if (fstat(fd, &st) || st.st_size > FILE_MAX ||
-        !fgets(line, sizeof(line), f) || strcmp(line, VERSION_LINE)) {
+    ours = !fstat(fd, &st) && S_ISREG(st.st_mode) &&
+           (!st.st_size || (fgets(line, sizeof(line), f) &&
+                            g_str_has_prefix(line, FIRST_WORDS)));
+    if (!ours) {
+        warn_report("%s is not a working set: it stays as it is, and the pages "
+                    "that the guest misses are not recorded", set->path);
+    } else if (strcmp(line, VERSION_LINE) || st.st_size > FILE_MAX) {
         if (st.st_size) {
             warn_report("%s is not a working set of this version: it will be "
                         "made anew", set->path);
@@ -118,11 +122,21 @@ static void working_set_load(PostcopyWorkingSet *set)
     } else {
         set->read = true;
         while (fgets(line, sizeof(line), f)) {
-            pages += working_set_line(set, line);
+            working_set_line(set, line);
         }
     }
     fclose(f);
-    trace_postcopy_working_set_read(set->path, pages);
+    return ours;
+}
+
+void postcopy_working_set_free(PostcopyWorkingSet *set)
+{
+    if (set) {
+        g_array_unref(set->blocks);
+        qemu_mutex_destroy(&set->lock);
+        g_free(set->path);
+        g_free(set);
+    }
 }
 
 PostcopyWorkingSet *postcopy_working_set_new(const char *path)
@@ -134,18 +148,11 @@ PostcopyWorkingSet *postcopy_working_set_new(const char *path)
     set->blocks = g_array_new(false, false, sizeof(WorkingSetBlock));
     g_array_set_clear_func(set->blocks, block_clear);
     foreach_not_ignored_block(block_add, set);
-    working_set_load(set);
-    return set;
-}
-
-void postcopy_working_set_free(PostcopyWorkingSet *set)
-{
-    if (set) {
-        g_array_unref(set->blocks);
-        qemu_mutex_destroy(&set->lock);
-        g_free(set->path);
-        g_free(set);
+    if (!working_set_load(set)) {
+        postcopy_working_set_free(set);
+        return NULL;
     }
+    return set;
 }
 
 bool postcopy_working_set_read(const PostcopyWorkingSet *set)
@@ -199,7 +206,6 @@ void postcopy_working_set_each(PostcopyWorkingSet *set, size_t most,
 void postcopy_working_set_write(PostcopyWorkingSet *set)
 {
     Error *err = NULL;
-    size_t pages = 0;
     bool failed;
     FILE *f;
     int fd;
@@ -224,13 +230,10 @@ void postcopy_working_set_write(PostcopyWorkingSet *set)
              first = find_next_bit(b->has, n, end)) {
             end = find_next_zero_bit(b->has, n, first);
             fprintf(f, "%zx %zx %s\n", first, end - first, b->rb->idstr);
-            pages += end - first;
         }
     }
-    trace_postcopy_working_set_write(set->path, pages);
     failed = ferror(f);
     if (fclose(f) || failed) {
-        warn_report("cannot write the working set %s: %s", set->path,
-                    strerror(errno));
+        warn_report("cannot write all of the working set %s", set->path);
     }
 }

@@ -20,6 +20,7 @@ typedef struct PostcopyWorkingSet PostcopyWorkingSet;
 /*
  * Make a set from the file @path, if it can be read.  Called when the
  * postcopy_length of RAMBlocks is set; the blocks must stay as long as the set.
+ * Returns NULL, with a warning, if the file is something else.
  */
 PostcopyWorkingSet *postcopy_working_set_new(const char *path);
 void postcopy_working_set_free(PostcopyWorkingSet *set);

@@ -345,5 +345,8 @@ def test_working_set(place):
                   f"echo rubbish >> {path}", check=True)
         missed()
         assert pages_of(place, path) >= first
-        place.run(f"echo other > {path}", check=True)
+        place.run(f"echo a disk > {path}", check=True)
+        missed("not a working set: it stays")
+        assert place.run(f"cat {path}").output == "a disk\n"
+        place.run(f"echo QEMU working set 0 > {path}", check=True)
         missed("not a working set of this version")
