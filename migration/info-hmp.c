@@ -24,9 +24,6 @@ static void info_snapshot(Monitor *mon, const MigrationInfo *info)
                    s->faults_together, s->fault_reads, s->releases);
 }
 
-/* Width of the longest bar */
-#define BAR 40
-
 static void info_postcopy_latencies(Monitor *mon, const MigrationInfo *info)
 {
     uint64List *l;
@@ -45,13 +42,13 @@ static void info_postcopy_latencies(Monitor *mon, const MigrationInfo *info)
         most = MAX(most, l->value);
     }
     for (l = info->postcopy_latency_dist; l; l = l->next, n++) {
-        static const char bar[BAR + 1] =
-            "########################################";
+        static const char bar[] = "########################################";
 
         if (l->value) {
             monitor_printf(mon, "  %8u - %8u us: %10" PRIu64 " %.*s\n",
                            n ? 1u << n : 0, 2u << n, l->value,
-                           (int)DIV_ROUND_UP(l->value * BAR, most), bar);
+                           (int)DIV_ROUND_UP(l->value * strlen(bar), most),
+                           bar);
         }
     }
 }

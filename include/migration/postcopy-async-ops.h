@@ -29,7 +29,6 @@ typedef enum PostcopyAsyncRefusal {
     POSTCOPY_ASYNC_BUSY,
     /* It has not enabled notifications */
     POSTCOPY_ASYNC_WITHOUT,
-    POSTCOPY_ASYNC__MAX,
 } PostcopyAsyncRefusal;
 
 /* Functions with a @cpu are called in its thread, without the BQL */

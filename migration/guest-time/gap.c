@@ -6,11 +6,8 @@
 
 #include "qemu/osdep.h"
 #include "qemu/host-utils.h"
+#include "qemu/timer.h"
 #include "migration/guest-time.h"
-
-#define NS_PER_S    1000000000LL
-#define NS_PER_MS   1000000
-#define NS_PER_US   1000
 
 /* NTP steers the rate of a host's clock by at most 500 ppm; there are two */
 #define RATES_DIFFER    1000
@@ -32,7 +29,7 @@ static uint64_t guest_time_may_differ(const GuestTimeOfDay *then,
     if (!then->synchronized || !now->synchronized) {
         return UINT64_MAX;
     }
-    return ((uint64_t)then->max_error_us + now->max_error_us) * NS_PER_US;
+    return ((uint64_t)then->max_error_us + now->max_error_us) * SCALE_US;
 }
 
 /*
@@ -40,7 +37,7 @@ static uint64_t guest_time_may_differ(const GuestTimeOfDay *then,
  * by 500 us a second between polls, which are 1024 s apart at most by default.
  * A shorter blackout is counted nevertheless.
  */
-#define NTP_ERROR_NS    (1200LL * NS_PER_MS)
+#define NTP_ERROR_NS    (1200LL * SCALE_MS)
 
 /* Why a gap that may be counted should not be, or NULL */
 static const char *guest_time_doubt(const GuestTimeOfDay *then,
@@ -78,7 +75,8 @@ const char *guest_time_gap(const GuestTimeOfDay *then,
     uint64_t ns = now->realtime - then->realtime;
 
     if (now->leap && then->tai_offset && now->tai_offset) {
-        ns += ((int64_t)now->tai_offset - then->tai_offset) * NS_PER_S;
+        ns += ((int64_t)now->tai_offset - then->tai_offset) *
+              NANOSECONDS_PER_SECOND;
     }
     gap->ns = ns;
     gap->error_ns = guest_time_may_differ(then, now);
@@ -89,7 +87,7 @@ const char *guest_time_gap(const GuestTimeOfDay *then,
     if (gap->ns < 0) {
         return "is negative";
     }
-    if (gap->ns / NS_PER_MS > max_ms) {
+    if (gap->ns / SCALE_MS > max_ms) {
         return "is longer than guest-time-max-gap";
     }
     return check ? guest_time_doubt(then, now, limits, gap) : NULL;
@@ -100,7 +98,7 @@ uint64_t guest_time_ticks(int64_t ns, uint64_t hz)
     uint64_t low, high, rest;
 
     mulu64(&low, &high, ns < 0 ? -(uint64_t)ns : ns, hz);
-    rest = divu128(&low, &high, NS_PER_S);
-    low += rest >= NS_PER_S / 2;
+    rest = divu128(&low, &high, NANOSECONDS_PER_SECOND);
+    low += rest >= NANOSECONDS_PER_SECOND / 2;
     return ns < 0 ? -low : low;
 }

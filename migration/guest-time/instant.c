@@ -143,7 +143,6 @@ bool guest_time_state_stop(GuestTimeState *s, const GuestTimeOps *ops,
     s->after = get_clock();
     s->here = true;
     if (!s->valid) {
-        trace_guest_time_no_instant(error_get_pretty(err));
         guest_time_info_begin(false, error_get_pretty(err));
         error_free(err);
         return false;
@@ -174,6 +173,7 @@ bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
         guest_time_info_begin(true, NULL)->source =
             guest_time_info_host(&s->then);
     }
+    /* From here on, and for restore(), there is a report if @valid or @err */
     if (s->valid) {
         done = ops->restore(s, &err);
     } else if (s->incoming && guest_time_may_take() &&
@@ -191,12 +191,10 @@ bool guest_time_state_start(GuestTimeState *s, const GuestTimeOps *ops)
             warn_report("guest-time: %s", what);
         }
         trace_guest_time_fall_back(what);
-        if (m->info) {
-            m->info->instant = false;
-            m->info->counted = 0;
-            m->info->has_clock_error = false;
-            guest_time_info_reason(m->info, what);
-        }
+        m->info->instant = false;
+        m->info->counted = 0;
+        m->info->has_clock_error = false;
+        guest_time_info_reason(m->info, what);
     } else if (done) {
         m->info->instant = true;
     }
@@ -314,9 +312,7 @@ int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
     bool limited = guest_time_find_limits(s, get_clock(), &limits);
     const char *why;
 
-    if (info) {
-        info->destination = guest_time_info_host(&now);
-    }
+    info->destination = guest_time_info_host(&now);
     if (s->here) {
         /* A clock does not differ from itself, unless it was set */
         now.synchronized = then.synchronized = true;
@@ -339,36 +335,26 @@ int64_t guest_time_to_count(GuestTimeState *s, uint64_t realtime)
     }
     trace_guest_time_gap(gap.ns, gap.error_ns, limited ? limits.least : 0,
                          limited ? limits.most : 0, why ?: "");
-    if (info) {
-        info->has_gap = true;
-        info->gap = gap.ns;
-        info->has_error = gap.error_ns != UINT64_MAX;
-        info->error = gap.error_ns;
-        info->has_counted = true;
-        guest_time_info_reason(info, why);
-    }
-    if (policy == GUEST_TIME_POLICY_STOPPED || why) {
-        return 0;
-    }
-    if (info) {
-        info->counted = gap.ns;
-    }
-    return gap.ns;
+    info->has_gap = true;
+    info->gap = gap.ns;
+    info->has_error = gap.error_ns != UINT64_MAX;
+    info->error = gap.error_ns;
+    info->has_counted = true;
+    info->counted = policy == GUEST_TIME_POLICY_STOPPED || why ? 0 : gap.ns;
+    guest_time_info_reason(info, why);
+    return info->counted;
 }
 
 void guest_time_is_off(int64_t error_ns)
 {
     GuestTimeInfo *info = guest_time_current()->info;
 
-    if (info) {
-        info->has_clock_error = true;
-        info->clock_error = error_ns;
-    }
+    info->has_clock_error = true;
+    info->clock_error = error_ns;
 }
 
 void guest_time_warn(const char *fmt, ...)
 {
-    GuestTimeInfo *info = guest_time_current()->info;
     g_autofree char *what = NULL;
     va_list ap;
 
@@ -376,9 +362,7 @@ void guest_time_warn(const char *fmt, ...)
     what = g_strdup_vprintf(fmt, ap);
     va_end(ap);
     warn_report("guest-time: %s", what);
-    if (info) {
-        guest_time_info_reason(info, what);
-    }
+    guest_time_info_reason(guest_time_current()->info, what);
 }
 
 static int guest_time_pre_save(void *opaque)

@@ -13,11 +13,6 @@
 #include "peer.h"
 #include "trace.h"
 
-static OnOffAuto guest_time_switch(void)
-{
-    return current_machine->guest_time;
-}
-
 void guest_time_set_switch(bool on)
 {
     current_machine->guest_time = on ? ON_OFF_AUTO_ON : ON_OFF_AUTO_OFF;
@@ -25,7 +20,7 @@ void guest_time_set_switch(bool on)
 
 bool guest_time_may_take(void)
 {
-    return guest_time_switch() != ON_OFF_AUTO_OFF;
+    return current_machine->guest_time != ON_OFF_AUTO_OFF;
 }
 
 static uint32_t guest_time_ask(MigrationState *ms)
@@ -105,7 +100,7 @@ const char *guest_time_untold(void)
 {
     MigrationState *ms = migrate_get_current();
 
-    if (guest_time_switch() != ON_OFF_AUTO_AUTO) {
+    if (current_machine->guest_time != ON_OFF_AUTO_AUTO) {
         return guest_time_may_take() ? NULL : "guest-time is off";
     }
     switch (qatomic_load_acquire(&ms->guest_time->peer)) {

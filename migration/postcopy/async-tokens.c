@@ -142,8 +142,8 @@ void postcopy_async_announced(PostcopyToken *t, bool told)
     QEMU_LOCK_GUARD(&v->lock);
     assert(t->state == POSTCOPY_TOKEN_ASKED);
     if (told) {
-        v->counts.announced++;
-        v->outstanding++;
+        v->stats.announced++;
+        v->stats.outstanding++;
         t->state = POSTCOPY_TOKEN_ANNOUNCED;
         if (t->received) {
             /* This thread enters the guest next, and sends the token then */
@@ -174,8 +174,8 @@ bool postcopy_async_withdraw(PostcopyAsyncVCPU *v, uint32_t number)
         } else {
             return false;
         }
-        v->counts.announced--;
-        v->outstanding--;
+        v->stats.announced--;
+        v->stats.outstanding--;
         return true;
     }
     return false;
@@ -212,7 +212,7 @@ void postcopy_async_halt_put(PostcopyHalt *h)
 bool postcopy_async_halting(PostcopyHalt *h)
 {
     QEMU_LOCK_GUARD(&h->vcpu->lock);
-    h->vcpu->counts.halts += h->host != NULL;
+    h->vcpu->stats.halted += h->host != NULL;
     return h->host;
 }
 
@@ -230,7 +230,7 @@ uint32_t postcopy_async_next(PostcopyAsyncVCPU *v)
 void postcopy_async_slot_busy(PostcopyAsyncVCPU *v)
 {
     QEMU_LOCK_GUARD(&v->lock);
-    v->counts.slot_busy++;
+    v->stats.slot_busy++;
 }
 
 static void postcopy_async_free_sent(PostcopyAsyncVCPU *v)
@@ -238,7 +238,7 @@ static void postcopy_async_free_sent(PostcopyAsyncVCPU *v)
     if (v->sent) {
         v->sent->state = POSTCOPY_TOKEN_FREE;
         v->sent = NULL;
-        v->outstanding--;
+        v->stats.outstanding--;
     }
 }
 
@@ -263,7 +263,7 @@ void postcopy_async_sent(PostcopyAsyncVCPU *v)
     qatomic_set(&v->pending, !QSIMPLEQ_EMPTY(&v->ready));
     t->state = POSTCOPY_TOKEN_SENT;
     v->sent = t;
-    v->counts.sent++;
+    v->stats.delivered++;
 }
 
 void postcopy_async_forget(PostcopyAsyncVCPU *v)
@@ -275,10 +275,10 @@ void postcopy_async_forget(PostcopyAsyncVCPU *v)
         switch (t->state) {
         case POSTCOPY_TOKEN_ANNOUNCED:
             t->state = POSTCOPY_TOKEN_GIVEN_UP;
-            v->counts.forgotten++;
+            v->stats.forgotten++;
             break;
         case POSTCOPY_TOKEN_READY:
-            v->counts.forgotten++;
+            v->stats.forgotten++;
             t->state = POSTCOPY_TOKEN_FREE;
             break;
         case POSTCOPY_TOKEN_SENT:
@@ -290,14 +290,19 @@ void postcopy_async_forget(PostcopyAsyncVCPU *v)
     }
     QSIMPLEQ_INIT(&v->ready);
     v->sent = NULL;
-    v->outstanding = 0;
+    v->stats.outstanding = 0;
     qatomic_set(&v->pending, false);
 }
 
 void postcopy_async_refused(PostcopyAsyncVCPU *v, PostcopyAsyncRefusal why)
 {
+    PostcopyAsyncStats *s = &v->stats;
+
     QEMU_LOCK_GUARD(&v->lock);
-    v->counts.refused[why]++;
+    *(why == POSTCOPY_ASYNC_KERNEL ? &s->refused_kernel :
+      why == POSTCOPY_ASYNC_EVENT ? &s->refused_event :
+      why == POSTCOPY_ASYNC_BUSY ? &s->refused_busy :
+      &s->refused_without) += 1;
 }
 
 bool postcopy_async_idle(PostcopyAsyncVCPU *v)
@@ -318,17 +323,15 @@ bool postcopy_async_idle(PostcopyAsyncVCPU *v)
 
 void postcopy_async_count(PostcopyAsyncVCPU *v, PostcopyAsyncStats *stats)
 {
-    uint64_t *refused = v->counts.refused;
-
     QEMU_LOCK_GUARD(&v->lock);
-    stats->announced += v->counts.announced;
-    stats->delivered += v->counts.sent;
-    stats->forgotten += v->counts.forgotten;
-    stats->outstanding += v->outstanding;
-    stats->slot_busy += v->counts.slot_busy;
-    stats->refused_kernel += refused[POSTCOPY_ASYNC_KERNEL];
-    stats->refused_event += refused[POSTCOPY_ASYNC_EVENT];
-    stats->refused_busy += refused[POSTCOPY_ASYNC_BUSY];
-    stats->refused_without += refused[POSTCOPY_ASYNC_WITHOUT];
-    stats->halted += v->counts.halts;
+    stats->announced += v->stats.announced;
+    stats->delivered += v->stats.delivered;
+    stats->forgotten += v->stats.forgotten;
+    stats->outstanding += v->stats.outstanding;
+    stats->slot_busy += v->stats.slot_busy;
+    stats->refused_kernel += v->stats.refused_kernel;
+    stats->refused_event += v->stats.refused_event;
+    stats->refused_busy += v->stats.refused_busy;
+    stats->refused_without += v->stats.refused_without;
+    stats->halted += v->stats.halted;
 }

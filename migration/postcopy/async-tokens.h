@@ -71,21 +71,6 @@ typedef struct PostcopyHalt {
     void *host;
 } PostcopyHalt;
 
-typedef struct PostcopyAsyncCounts {
-    /* Missing pages that the guest was notified of */
-    uint64_t announced;
-    /* Of @announced, tokens that were sent as the page was received */
-    uint64_t sent;
-    /* Of @announced, tokens that the guest forgot before they were sent */
-    uint64_t forgotten;
-    /* Attempts to send a token while the guest's slot was in use */
-    uint64_t slot_busy;
-    /* Missing pages that the guest could not be notified of, by reason */
-    uint64_t refused[POSTCOPY_ASYNC__MAX];
-    /* Of @refused, waits in which the vCPU served interrupts */
-    uint64_t halts;
-} PostcopyAsyncCounts;
-
 struct PostcopyAsyncVCPU {
     QemuMutex lock;
     /* Part of its tokens' numbers.  Only its thread uses @id. */
@@ -100,15 +85,13 @@ struct PostcopyAsyncVCPU {
     PostcopyToken *sent;
     /* Page of its last halt, or NULL.  Under @lock. */
     PostcopyHalt *halted;
-    /* Tokens that are announced, ready or sent.  Under @lock. */
-    unsigned outstanding;
     /* @ready is not empty.  Written under @lock, read by the vCPU without */
     bool pending;
     /* @generation and @hint are those of the next token.  Under @lock. */
     unsigned generation;
     unsigned hint;
-    /* Under @lock */
-    PostcopyAsyncCounts counts;
+    /* @stats.outstanding: tokens announced, ready or sent.  Under @lock. */
+    PostcopyAsyncStats stats;
     PostcopyToken tokens[POSTCOPY_ASYNC_TOKENS];
     PostcopyHalt halts[POSTCOPY_ASYNC_HALTS];
 };

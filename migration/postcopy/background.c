@@ -29,7 +29,6 @@
 #include "migration/savevm.h"
 #include "background.h"
 #include "fetch-src.h"
-#include "outgoing.h"
 #include "receive.h"
 #include "trace.h"
 
@@ -114,20 +113,6 @@ static uint64_t postcopy_background_in_link(PostcopyBackground *b)
     return sum;
 }
 
-static void postcopy_background_find_links(MigrationState *s,
-                                           PostcopyBackground *b)
-{
-    GPtrArray *channels = s->postcopy->channels;
-
-    b->links = 0;
-    postcopy_background_add_link(b, s->to_dst_file, NULL);
-    for (unsigned i = 0; channels && i < channels->len; i++) {
-        PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
-
-        postcopy_background_add_link(b, ch->out, &ch->sent);
-    }
-}
-
 /*
  * Set the slice: at most what max-postcopy-bandwidth may catch up with.  If it
  * is longer than half a run of a fetch channel, it is made of whole runs.
@@ -151,12 +136,19 @@ void postcopy_background_begin(MigrationState *s)
 {
     PostcopyBackground *b = &s->postcopy->background;
     QIOChannel *ioc = qemu_file_get_ioc(s->to_dst_file);
+    GPtrArray *channels = s->postcopy->channels;
 
     QEMU_LOCK_GUARD(&b->lock);
     b->active = s->postcopy_window && migrate_postcopy_ram();
     b->slice_pages = b->in_slice = 0;
     b->page_bytes = qemu_target_page_size();
-    postcopy_background_find_links(s, b);
+    b->links = 0;
+    postcopy_background_add_link(b, s->to_dst_file, NULL);
+    for (unsigned i = 0; channels && i < channels->len; i++) {
+        PostcopyFetchSource *ch = g_ptr_array_index(channels, i);
+
+        postcopy_background_add_link(b, ch->out, &ch->sent);
+    }
     b->file_bytes = qemu_file_transferred(s->to_dst_file);
     b->next_ns = get_clock();
     b->rate = migrate_max_postcopy_bandwidth();

@@ -267,22 +267,6 @@ static void postcopy_fault_request_around(MigrationIncomingState *mis,
     }
 }
 
-static void postcopy_fault_send(MigrationIncomingState *mis,
-                                const PostcopyPage *page,
-                                PostcopyFaultSend send)
-{
-    if (send == POSTCOPY_SEND_DEFERRED) {
-        postcopy_request_defer(mis->postcopy->requests, page);
-        return;
-    }
-    /* If this fails, the vCPU waits until recovery sends the request */
-    if (!postcopy_fault_request(mis, page, send == POSTCOPY_SEND_AROUND) &&
-        send == POSTCOPY_SEND_AROUND) {
-        postcopy_fault_request_around(mis, page);
-        postcopy_source(mis)->flush(mis);
-    }
-}
-
 PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
                                        PostcopyWaiter *waiter,
                                        PostcopyFaultSend send)
@@ -303,8 +287,18 @@ PostcopyPageState postcopy_fault_begin(CPUState *cpu, const PostcopyPage *page,
         return state;
     }
     migration_inject_hold("postcopy-exit");
-    if (state == POSTCOPY_PAGE_REQUEST) {
-        postcopy_fault_send(mis, &missed, send);
+    if (state != POSTCOPY_PAGE_REQUEST) {
+        return state;
+    }
+    if (send == POSTCOPY_SEND_DEFERRED) {
+        postcopy_request_defer(mis->postcopy->requests, &missed);
+        return state;
+    }
+    /* If this fails, the vCPU waits until recovery sends the request */
+    if (!postcopy_fault_request(mis, &missed, send == POSTCOPY_SEND_AROUND) &&
+        send == POSTCOPY_SEND_AROUND) {
+        postcopy_fault_request_around(mis, &missed);
+        postcopy_source(mis)->flush(mis);
     }
     return state;
 }

@@ -20,11 +20,9 @@
 #include "migration/options.h"
 #include "migration/socket.h"
 #include "fetch-dst.h"
-#include "fetch.h"
 #include "incoming.h"
 #include "outgoing.h"
 #include "peer.h"
-#include "trace.h"
 
 /*
  * 'auto' asks for a channel for the background, and one for the requests of

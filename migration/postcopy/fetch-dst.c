@@ -22,9 +22,8 @@
 #include "migration/yank_functions.h"
 #include "fault.h"
 #include "fetch-dst.h"
-#include "fetch.h"
 #include "incoming.h"
-#include "trace.h"
+#include "outgoing.h"
 
 /*
  * Pages of a region of this size use the same channel, as long as the number of
@@ -147,11 +146,23 @@ PostcopyFetch *postcopy_fetch_new(MigrationIncomingState *mis)
     return fetch;
 }
 
-void postcopy_fetch_fill_counts(MigrationInfo *info, unsigned used,
-                                PostcopyFetchCounts *counts)
+void postcopy_fetch_fill_info(MigrationInfo *info)
 {
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    MigrationState *s = migrate_get_current();
+    PostcopyFetchCounts *counts = s->postcopy->counts;
     PostcopyFetchStatsList **list;
+    unsigned used;
 
+    QEMU_LOCK_GUARD(&s->qemu_file_lock);
+    used = qatomic_read(&s->postcopy->used);
+    if (!used) {
+        used = qatomic_read(&mis->postcopy->fetch->used);
+        counts = mis->postcopy->fetch->counts;
+    }
+    if (!used) {
+        return;
+    }
     info->postcopy_fetch = g_new0(PostcopyFetchInfo, 1);
     list = &info->postcopy_fetch->channels;
     for (; used; used &= used - 1) {
@@ -163,18 +174,6 @@ void postcopy_fetch_fill_counts(MigrationInfo *info, unsigned used,
         stats->zero_pages = stat64_get(&counts[i].zero_pages);
         stats->frames = stat64_get(&counts[i].frames);
         QAPI_LIST_APPEND(list, stats);
-    }
-}
-
-void postcopy_fetch_fill_info(MigrationInfo *info)
-{
-    MigrationIncomingState *mis = migration_incoming_get_current();
-    PostcopyFetch *fetch = mis->postcopy->fetch;
-
-    if (!postcopy_fetch_fill_outgoing(migrate_get_current(), info) &&
-        qatomic_read(&fetch->used)) {
-        postcopy_fetch_fill_counts(info, qatomic_read(&fetch->used),
-                                   fetch->counts);
     }
 }
 
@@ -275,7 +274,6 @@ void coroutine_fn postcopy_fetch_accept(MigrationIncomingState *mis,
             qatomic_set(&ch->in, qemu_file_new_input(ioc));
             ch->out = qemu_file_get_return_path(ch->in);
         }
-        trace_postcopy_fetch_accept(id);
         /*
          * The answer is the same message.  The source continues when it has the
          * answer, and other threads may send requests before this thread
@@ -324,7 +322,6 @@ bool postcopy_fetch_settle(MigrationIncomingState *mis, uint16_t used,
             return false;
         }
     }
-    trace_postcopy_fetch_settle(used);
     qatomic_set(&fetch->used, used);
     return true;
 }

@@ -128,8 +128,6 @@ bool postcopy_fetch_receive_all(PostcopyFetchChannel *ch)
     Error *err = NULL;
 
     while (postcopy_frame_get(ch->in, &frame, true, &err)) {
-        trace_postcopy_fetch_receive(ch->id, frame.type, frame.offset,
-                                     frame.length);
         if (ended) {
             error_report("postcopy: fetch channel %u: a frame of type %u "
                          "behind the end", ch->id, frame.type);

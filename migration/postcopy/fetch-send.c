@@ -20,7 +20,6 @@
 #include "migration/options.h"
 #include "migration/qemu-file.h"
 #include "migration/ram.h"
-#include "background.h"
 #include "fetch-src.h"
 #include "trace.h"
 
@@ -40,48 +39,36 @@ static ram_addr_t postcopy_fetch_alike(RAMBlock *rb, ram_addr_t offset,
 }
 
 /* Put pages that are in no bitmap any more.  With the channel's lock. */
-static void postcopy_fetch_put_alike(PostcopyFetchSource *ch, RAMBlock *rb,
-                                     ram_addr_t start, ram_addr_t length,
-                                     bool zero)
+static void postcopy_fetch_put(PostcopyFetchSource *ch, const PostcopyRun *run)
 {
     PostcopyFrame frame = {
-        .type = zero ? POSTCOPY_FRAME_ZERO : POSTCOPY_FRAME_PAGES,
-        .rb = rb,
-        .offset = start,
-        .length = length,
+        .type = run->zero ? POSTCOPY_FRAME_ZERO : POSTCOPY_FRAME_PAGES,
+        .rb = run->rb,
+        .offset = run->start,
+        .length = run->length,
     };
     PostcopyFetchCounts *counts = &ch->s->postcopy->counts[ch->id];
     bool release = migrate_release_ram() && migration_in_postcopy();
-    uint64_t pages = length / qemu_target_page_size();
+    uint64_t target_pages = run->length / qemu_target_page_size();
+    uint64_t pages = run->length / qemu_ram_pagesize(run->rb);
 
-    trace_postcopy_fetch_send(ch->id, frame.type, rb->idstr, start, length);
+    trace_postcopy_fetch_send(ch->id, frame.type, run->rb->idstr, run->start,
+                              run->length);
     postcopy_frame_put(ch->out, &frame, &ch->last);
     stat64_add(&counts->frames, 1);
-    if (zero) {
-        stat64_add(&mig_stats.zero_pages, pages);
-        stat64_add(&counts->zero_pages, length / qemu_ram_pagesize(rb));
+    if (run->zero) {
+        stat64_add(&mig_stats.zero_pages, target_pages);
+        stat64_add(&counts->zero_pages, pages);
         if (release) {
-            ram_discard_range(rb->idstr, start, length);
+            ram_discard_range(run->rb->idstr, run->start, run->length);
         }
     } else {
-        stat64_add(&mig_stats.normal_pages, pages);
-        stat64_add(&counts->pages, length / qemu_ram_pagesize(rb));
-        ram_transferred_add(length);
-        ch->unsent += length;
-        qemu_put_buffer_async(ch->out, rb->host + start, length, release);
-    }
-}
-
-/* The same, of any content */
-static void postcopy_fetch_put(PostcopyFetchSource *ch, RAMBlock *rb,
-                               ram_addr_t start, ram_addr_t end)
-{
-    while (start < end) {
-        bool zero;
-        ram_addr_t length = postcopy_fetch_alike(rb, start, end, &zero);
-
-        postcopy_fetch_put_alike(ch, rb, start, length, zero);
-        start += length;
+        stat64_add(&mig_stats.normal_pages, target_pages);
+        stat64_add(&counts->pages, pages);
+        ram_transferred_add(run->length);
+        ch->unsent += run->length;
+        qemu_put_buffer_async(ch->out, run->rb->host + run->start, run->length,
+                              release);
     }
 }
 
@@ -97,9 +84,14 @@ static bool postcopy_fetch_put_unsent(PostcopyFetchSource *ch, RAMBlock *rb,
 
     while (at < end && !qemu_file_get_error(ch->out) &&
            ram_claim_host_pages(rb, &at, end, &run_end)) {
-        postcopy_fetch_put(ch, rb, at, run_end);
         any = true;
-        at = run_end;
+        while (at < run_end) {
+            PostcopyRun run = { .rb = rb, .start = at };
+
+            run.length = postcopy_fetch_alike(rb, at, run_end, &run.zero);
+            postcopy_fetch_put(ch, &run);
+            at += run.length;
+        }
     }
     return any;
 }
@@ -185,19 +177,6 @@ static PostcopyFetchSource *postcopy_fetch_of_turn(MigrationState *s)
     return g_ptr_array_index(channels, channels->len - 1 - s->postcopy->turn);
 }
 
-/*
- * The pages before each PING use one channel, so that the destination's threads
- * place several stretches at the same time.  If the next channel has had
- * requests, the last one is used.
- */
-static void postcopy_fetch_next_turn(MigrationState *s)
-{
-    s->postcopy->turn++;
-    if (qatomic_xchg(&postcopy_fetch_of_turn(s)->requested, false)) {
-        s->postcopy->turn = 0;
-    }
-}
-
 ram_addr_t postcopy_fetch_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
                               ram_addr_t end, bool *zero)
 {
@@ -222,20 +201,12 @@ void postcopy_fetch_hold_run(MigrationState *s, RAMBlock *rb, ram_addr_t start,
     s->postcopy->transferred += zero ? 0 : end - start;
 }
 
-/* With the channel's lock */
-static void postcopy_fetch_put_run_locked(PostcopyFetchSource *ch)
-{
-    PostcopyRun *run = &ch->s->postcopy->run;
-
-    postcopy_fetch_put_alike(ch, run->rb, run->start, run->length, run->zero);
-}
-
 int postcopy_fetch_put_run(MigrationState *s)
 {
     PostcopyFetchSource *ch = postcopy_fetch_of_turn(s);
 
     QEMU_LOCK_GUARD(&ch->lock);
-    postcopy_fetch_put_run_locked(ch);
+    postcopy_fetch_put(ch, &s->postcopy->run);
     s->postcopy->transferred = qemu_file_transferred(ch->out);
     return qemu_file_get_error(ch->out);
 }
@@ -249,7 +220,7 @@ bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping)
     }
     ch = postcopy_fetch_of_turn(s);
     WITH_QEMU_LOCK_GUARD(&ch->lock) {
-        postcopy_fetch_put_run_locked(ch);
+        postcopy_fetch_put(ch, &s->postcopy->run);
         if (ping) {
             PostcopyFrame frame = {
                 .type = POSTCOPY_FRAME_PING, .length = *ping
@@ -263,7 +234,15 @@ bool postcopy_fetch_end_slice(MigrationState *s, const uint32_t *ping)
     }
     s->postcopy->run.rb = NULL;
     if (ping) {
-        postcopy_fetch_next_turn(s);
+        /*
+         * The pages before each PING use one channel, so that the destination's
+         * threads place several stretches at the same time.  If the next
+         * channel has had requests, the last one is used.
+         */
+        s->postcopy->turn++;
+        if (qatomic_xchg(&postcopy_fetch_of_turn(s)->requested, false)) {
+            s->postcopy->turn = 0;
+        }
     }
     return true;
 }

@@ -22,9 +22,7 @@
 #include "migration/savevm.h"
 #include "migration/tls.h"
 #include "migration/yank_functions.h"
-#include "background.h"
 #include "fetch-src.h"
-#include "fetch.h"
 #include "receive.h"
 #include "trace.h"
 
@@ -50,7 +48,6 @@ void postcopy_fetch_destroy(MigrationState *s)
     qemu_mutex_destroy(&s->postcopy->background.lock);
     qemu_sem_destroy(&s->postcopy->connected);
     qemu_event_destroy(&s->postcopy->active);
-    g_free(s->postcopy->counts);
     g_free(s->postcopy);
 }
 
@@ -64,17 +61,6 @@ void postcopy_fetch_begin(MigrationState *s)
         s->postcopy->background.active = false;
     }
     postcopy_first_reset(&s->postcopy->first);
-}
-
-bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info)
-{
-    QEMU_LOCK_GUARD(&s->qemu_file_lock);
-    unsigned used = qatomic_read(&s->postcopy->used);
-
-    if (used) {
-        postcopy_fetch_fill_counts(info, used, s->postcopy->counts);
-    }
-    return used;
 }
 
 /* Connecting */
@@ -95,11 +81,6 @@ static void postcopy_fetch_free(PostcopyFetchSource *ch)
 /* With qemu_file_lock: @ch is up if @err is NULL.  Takes ownership of @err. */
 static void postcopy_fetch_settled(PostcopyFetchSource *ch, Error *err)
 {
-    if (err) {
-        trace_postcopy_fetch_not_up(ch->id, error_get_pretty(err));
-    } else {
-        trace_postcopy_fetch_up(ch->id);
-    }
     ch->err = err;
     qatomic_store_release(&ch->state, err ? FETCH_DOWN : FETCH_UP);
     qemu_sem_post(&ch->s->postcopy->connected);
@@ -272,9 +253,7 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp)
     assert(!s->postcopy->channels);
     WITH_QEMU_LOCK_GUARD(&s->qemu_file_lock) {
         if (s->state != MIGRATION_STATUS_POSTCOPY_RECOVER) {
-            g_free(s->postcopy->counts);
-            s->postcopy->counts = g_new0(PostcopyFetchCounts,
-                                     POSTCOPY_FETCH_CHANNELS_MAX);
+            memset(s->postcopy->counts, 0, sizeof(s->postcopy->counts));
             qemu_event_reset(&s->postcopy->active);
         }
         s->postcopy->channels = g_ptr_array_new();
@@ -298,7 +277,7 @@ bool postcopy_fetch_open(MigrationState *s, Error **errp)
             warn_report("postcopy: %u fetch channels in place of %u: %s", n,
                         agreed, why);
         }
-            qatomic_set(&s->postcopy->used, used);
+        qatomic_set(&s->postcopy->used, used);
         qemu_savevm_send_postcopy_fetch(s->to_dst_file, used);
         return true;
     }
@@ -319,10 +298,8 @@ static void postcopy_fetch_failed(PostcopyFetchSource *ch, Error *err)
         if (s->to_dst_file) {
             qemu_file_shutdown(s->to_dst_file);
         }
-        if (s->postcopy->channels) {
-            postcopy_fetch_shutdown(s->postcopy->channels);
-        }
     }
+    postcopy_fetch_break(s);
     migration_rp_kick(s);
     error_free(err);
 }

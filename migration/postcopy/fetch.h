@@ -37,7 +37,10 @@ typedef struct PostcopyFetchCounts {
 typedef struct PostcopyFetch PostcopyFetch;
 typedef struct PostcopyFetchOffer PostcopyFetchOffer;
 
-/* Fill in the counts of each channel, for the side that this QEMU is */
+/*
+ * Fill in the counts of each channel: of the last migration from here, if it
+ * has opened channels, else of the one to here
+ */
 void postcopy_fetch_fill_info(MigrationInfo *info);
 
 /*
@@ -60,11 +63,6 @@ void postcopy_fetch_begin(MigrationState *s);
 
 /* Called by the return path thread: the destination has sent @offer */
 void postcopy_fetch_offered(MigrationState *s, const PostcopyFetchOffer *offer);
-
-/* Fill in the counts of the last migration, if it has opened channels */
-bool postcopy_fetch_fill_outgoing(MigrationState *s, MigrationInfo *info);
-void postcopy_fetch_fill_counts(MigrationInfo *info, unsigned used,
-                                PostcopyFetchCounts *counts);
 
 /*
  * Connect the agreed channels, at the same time, use those that the destination

@@ -46,7 +46,6 @@
 #include "fault.h"
 #include "file.h"
 #include "incoming.h"
-#include "mirror.h"
 #include "receive.h"
 #include "working-set.h"
 #include "trace.h"
@@ -209,11 +208,15 @@ static char *file_name(struct PostcopyFile *file)
     return g_file_read_link(link, NULL) ?: g_strdup("the file");
 }
 
+static PostcopyFileBlock *file_block_at(struct PostcopyFile *file, guint i)
+{
+    return &g_array_index(file->blocks, PostcopyFileBlock, i);
+}
+
 static PostcopyFileBlock *file_block(struct PostcopyFile *file, RAMBlock *rb)
 {
     for (guint i = 0; i < file->blocks->len; i++) {
-        PostcopyFileBlock *b = &g_array_index(file->blocks, PostcopyFileBlock,
-                                              i);
+        PostcopyFileBlock *b = file_block_at(file, i);
 
         if (b->rb == rb) {
             return b;
@@ -369,8 +372,7 @@ static bool file_has_pages(struct PostcopyFile *file, Error **errp)
     bool data = false;
 
     for (guint i = 0; i < file->blocks->len; i++) {
-        PostcopyFileBlock *b = &g_array_index(file->blocks, PostcopyFileBlock,
-                                              i);
+        PostcopyFileBlock *b = file_block_at(file, i);
         size_t pages = b->rb->used_length >> qemu_target_page_bits();
 
         if (find_first_bit(b->bitmap, pages) < pages) {
@@ -401,13 +403,28 @@ static bool file_is_hole(PostcopyFileBlock *b, ram_addr_t start)
     return file_has_none(b, start, start + qemu_ram_pagesize(b->rb));
 }
 
+static int file_hole_unregister(MigrationIncomingState *mis, RAMBlock *rb,
+                                ram_addr_t start, ram_addr_t size)
+{
+    struct uffdio_range range = {
+        .start = (uintptr_t)rb->host + start, .len = size
+    };
+    int ret = ioctl(mis->userfault_fd, UFFDIO_UNREGISTER, &range) ? -errno : 0;
+
+    trace_postcopy_file_hole(rb->idstr, start, size, ret);
+    if (ret) {
+        error_report("postcopy: cannot give a hole of %s to the kernel: %s",
+                     rb->idstr, strerror(-ret));
+    }
+    return ret;
+}
+
 /*
- * Call @func for each large hole of @b, in bytes.  Host pages may be larger
- * than the target's.
+ * Large holes of @b are received; once memory is registered, @unregister them.
+ * Host pages may be larger than the target's.
  */
-static int file_each_hole(PostcopyFileBlock *b, int (*func)(RAMBlock *rb,
-                          ram_addr_t start, ram_addr_t size, void *opaque),
-                          void *opaque)
+static int file_block_holes(MigrationIncomingState *mis, PostcopyFileBlock *b,
+                            bool unregister)
 {
     ram_addr_t length = b->rb->postcopy_length;
     size_t page = qemu_ram_pagesize(b->rb);
@@ -423,66 +440,43 @@ static int file_each_hole(PostcopyFileBlock *b, int (*func)(RAMBlock *rb,
         ram_addr_t last = end == pages ? length :
                           ROUND_DOWN((ram_addr_t)end << bits, page);
 
-        if (first < last && last - first >= least) {
-            ret = func(b->rb, first, last - first, opaque);
-        }
         bit = end;
+        if (first >= last || last - first < least) {
+            continue;
+        }
+        if (unregister) {
+            ret = file_hole_unregister(mis, b->rb, first, last - first);
+        } else {
+            ramblock_recv_bitmap_set_range(b->rb, b->rb->host + first,
+                                           (last - first) >> bits);
+        }
     }
     return ret;
 }
 
-static int file_hole_received(RAMBlock *rb, ram_addr_t start, ram_addr_t size,
-                              void *opaque)
+static int file_holes(MigrationIncomingState *mis, bool unregister)
 {
-    ramblock_recv_bitmap_set_range(rb, rb->host + start,
-                                   size >> qemu_target_page_bits());
-    return 0;
-}
+    struct PostcopyFile *file = mis->postcopy->file;
+    int ret = 0;
 
-static int file_hole_unregister(RAMBlock *rb, ram_addr_t start, ram_addr_t size,
-                                void *opaque)
-{
-    MigrationIncomingState *mis = opaque;
-    struct uffdio_range range = {
-        .start = (uintptr_t)rb->host + start, .len = size
-    };
-    int ret = ioctl(mis->userfault_fd, UFFDIO_UNREGISTER, &range) ? -errno : 0;
-
-    trace_postcopy_file_hole(rb->idstr, start, size, ret);
-    if (ret) {
-        error_report("postcopy: cannot give a hole of %s to the kernel: %s",
-                     rb->idstr, strerror(-ret));
+    for (guint i = 0; i < file->blocks->len && !ret; i++) {
+        ret = file_block_holes(mis, file_block_at(file, i), unregister);
     }
     return ret;
 }
 
-static int file_for_blocks(struct PostcopyFile *file,
-                           int (*func)(PostcopyFileBlock *b))
+static int file_empty(struct PostcopyFile *file)
 {
     int ret = 0;
 
     for (guint i = 0; i < file->blocks->len && !ret; i++) {
-        ret = func(&g_array_index(file->blocks, PostcopyFileBlock, i));
+        RAMBlock *rb = file_block_at(file, i)->rb;
+
+        rb->postcopy_length = rb->used_length;
+        /* ROMs and tables that this QEMU has made are in the file, too */
+        ret = ram_discard_range(rb->idstr, 0, rb->used_length);
     }
     return ret;
-}
-
-static int file_empty(PostcopyFileBlock *b)
-{
-    b->rb->postcopy_length = b->rb->used_length;
-    /* ROMs and tables that this QEMU has made are in the file, too */
-    return ram_discard_range(b->rb->idstr, 0, b->rb->used_length);
-}
-
-static int file_holes_received(PostcopyFileBlock *b)
-{
-    return file_each_hole(b, file_hole_received, NULL);
-}
-
-static int file_holes_unregister(PostcopyFileBlock *b)
-{
-    return file_each_hole(b, file_hole_unregister,
-                          migration_incoming_get_current());
 }
 
 static int file_not_missing(RAMBlock *rb, void *opaque)
@@ -545,7 +539,7 @@ static int file_begin(MigrationIncomingState *mis, Error **errp)
     }
     postcopy_state_set(POSTCOPY_INCOMING_ADVISE);
     foreach_not_ignored_block(file_not_missing, NULL);
-    if (file_for_blocks(file, file_empty)) {
+    if (file_empty(file)) {
         error_setg(errp, "cannot empty the guest's memory");
         return -EINVAL;
     }
@@ -553,7 +547,7 @@ static int file_begin(MigrationIncomingState *mis, Error **errp)
                      features & UFFD_FEATURE_MOVE;
     postcopy_ram_prepare_discard(mis);
     /* Before memslots are flagged: that checks which pages are missing */
-    file_for_blocks(file, file_holes_received);
+    file_holes(mis, false);
     for (unsigned i = 0; i < READERS; i++) {
         g_autofree char *name = g_strdup_printf("mig/dst/file%u", i);
 
@@ -563,7 +557,7 @@ static int file_begin(MigrationIncomingState *mis, Error **errp)
     file->reading = true;
     postcopy_state_set(POSTCOPY_INCOMING_LISTENING);
     if (postcopy_ram_incoming_setup(mis) ||
-        file_for_blocks(file, file_holes_unregister)) {
+        file_holes(mis, true)) {
         error_setg(errp, "cannot set up userfaultfd");
         return -EINVAL;
     }
@@ -825,8 +819,7 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
     if (!b || ramblock_page_is_discarded(b->rb, page->start)) {
         return postcopy_receive_page(mis, page, NULL);
     }
-    if (page->size > qemu_target_page_size() ||
-        postcopy_mirror(page->rb, page->start)) {
+    if (page->size > qemu_target_page_size()) {
         return file_is_hole(b, page->start) ?
                postcopy_receive_page(mis, page, NULL) :
                file_place_huge(mis, page, wait);
@@ -1013,8 +1006,7 @@ static int64_t file_place_run(MigrationIncomingState *mis, PostcopyFileBlock *b,
                          b->rb->postcopy_length);
     int ret;
 
-    if (page->size > qemu_target_page_size() ||
-        postcopy_mirror(page->rb, page->start)) {
+    if (page->size > qemu_target_page_size()) {
         return file_place(mis, page, true) ?: (int64_t)page->size;
     }
     if (!*buffer) {
@@ -1133,7 +1125,7 @@ static void file_follow(struct PostcopyFile *file, guint *i, size_t *bit)
     }
     file->followed = at;
     for (guint n = 0; n < file->blocks->len; n++) {
-        RAMBlock *rb = g_array_index(file->blocks, PostcopyFileBlock, n).rb;
+        RAMBlock *rb = file_block_at(file, n)->rb;
 
         if (at - rb->offset < rb->postcopy_length) {
             *i = n;
@@ -1173,7 +1165,7 @@ static int file_place_rest(MigrationIncomingState *mis, void **buffer)
             continue;
         }
         file_follow(file, &i, &bit);
-        b = &g_array_index(file->blocks, PostcopyFileBlock, i);
+        b = file_block_at(file, i);
         pages = b->rb->postcopy_length >> bits;
         bit = file_next(b->rb, pages, bit, false);
         if (bit >= pages) {
@@ -1305,8 +1297,7 @@ void postcopy_file_pause(MigrationIncomingState *mis)
 static bool file_is_same(struct PostcopyFile *file, int fd, Error **errp)
 {
     for (guint i = 0; i < file->blocks->len; i++) {
-        PostcopyFileBlock *b = &g_array_index(file->blocks, PostcopyFileBlock,
-                                              i);
+        PostcopyFileBlock *b = file_block_at(file, i);
         size_t pages = b->rb->postcopy_length >> qemu_target_page_bits();
         size_t size = BITS_TO_LONGS(pages) * sizeof(unsigned long);
         g_autofree void *bitmap = g_malloc(size);
@@ -1369,8 +1360,7 @@ void postcopy_file_fill_info(MigrationIncomingState *mis, MigrationInfo *info)
     to->filename = file_name(file);
     to->uncached = stat64_get(&file->uncached);
     for (guint i = 0; i < file->blocks->len; i++) {
-        PostcopyFileBlock *b = &g_array_index(file->blocks, PostcopyFileBlock,
-                                              i);
+        PostcopyFileBlock *b = file_block_at(file, i);
         size_t pages = b->rb->postcopy_length >> bits;
         size_t bit = 0;
 

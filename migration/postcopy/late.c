@@ -12,30 +12,12 @@
 
 #define POSTCOPY_WATCH_MS 1000
 
-static void postcopy_watch_warn(MigrationIncomingState *mis, int64_t now_ms)
-{
-    PostcopyOldest oldest;
-    uint64_t age_ms;
-    unsigned n;
-
-    n = postcopy_requests_outstanding(mis->postcopy->requests, &oldest);
-    if (!n) {
-        return;
-    }
-    age_ms = oldest.age_ns / SCALE_MS;
-    if (age_ms >= POSTCOPY_LATE_MS) {
-        mis->postcopy->late_warned_ms = now_ms;
-        warn_report("postcopy: %u pages are awaited, the first one since %"
-                    PRIu64 " s: offset 0x" RAM_ADDR_FMT " of %s. If it is not "
-                    "received: migrate-pause, and recover", n, age_ms / 1000,
-                    oldest.page.start, oldest.page.rb->idstr);
-    }
-}
-
 static void postcopy_watch_look(void *opaque)
 {
     MigrationIncomingState *mis = opaque;
     int64_t now_ms = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
+    PostcopyOldest oldest;
+    unsigned n;
 
     if (postcopy_state_get() == POSTCOPY_INCOMING_END) {
         return;
@@ -44,7 +26,15 @@ static void postcopy_watch_look(void *opaque)
         /* QEMU has reported the pause; after it, the interval begins again */
         mis->postcopy->late_warned_ms = now_ms;
     } else if (now_ms - mis->postcopy->late_warned_ms >= POSTCOPY_LATE_MS) {
-        postcopy_watch_warn(mis, now_ms);
+        n = postcopy_requests_outstanding(mis->postcopy->requests, &oldest);
+        if (n && oldest.age_ns / SCALE_MS >= POSTCOPY_LATE_MS) {
+            mis->postcopy->late_warned_ms = now_ms;
+            warn_report("postcopy: %u pages are awaited, the first one since %"
+                        PRIu64 " s: offset 0x" RAM_ADDR_FMT " of %s. If it is "
+                        "not received: migrate-pause, and recover", n,
+                        oldest.age_ns / SCALE_MS / 1000,
+                        oldest.page.start, oldest.page.rb->idstr);
+        }
     }
     timer_mod(mis->postcopy->late_timer, now_ms + POSTCOPY_WATCH_MS);
 }

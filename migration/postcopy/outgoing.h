@@ -33,11 +33,8 @@ struct PostcopyOutgoing {
     QemuSemaphore connected;
     /* Set when requests are answered: postcopy has begun, or channels break */
     QemuEvent active;
-    /*
-     * POSTCOPY_FETCH_CHANNELS_MAX of them; NULL before any channel was opened.
-     * The pointer is written with MigrationState.qemu_file_lock.
-     */
-    PostcopyFetchCounts *counts;
+    /* Cleared with MigrationState.qemu_file_lock, before channels are opened */
+    PostcopyFetchCounts counts[POSTCOPY_FETCH_CHANNELS_MAX];
     /*
      * Number of channels on which both sides have agreed, 0 before that:
      * atomic, written by the return path thread after @offer and @strict, which

@@ -71,26 +71,6 @@ static int64_t postcopy_try_move(int ufd, void *host, void *from, size_t size,
                                                             : move.move;
 }
 
-/*
- * The file has the page at @mirror, not mapped yet: its memory was allocated
- * beforehand, or a part was received before the connection broke.  @from: the
- * content, or NULL for zeros.
- */
-static int postcopy_fill_mirror(void *mirror, const void *from, size_t size)
-{
-    int ret = postcopy_mirror_populate(mirror, size);
-
-    if (ret) {
-        return ret;
-    }
-    if (from) {
-        memcpy(mirror, from, size);
-    } else {
-        memset(mirror, 0, size);
-    }
-    return 0;
-}
-
 int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
                    unsigned n, void *from, bool move, bool wake)
 {
@@ -128,9 +108,14 @@ int postcopy_place(PostcopyRequests *r, int ufd, const PostcopyPage *page,
             continue;       /* the address space is being changed */
         }
         if (ret == -EEXIST && mirror && from != mirror) {
-            ret = postcopy_fill_mirror(mirror, from, size);
+            /*
+             * The file has the page, not mapped yet: its memory was allocated
+             * beforehand, or a part was received before the connection broke
+             */
+            ret = postcopy_mirror_populate(mirror, size);
             if (!ret) {
-                from = mirror;
+                from = from ? memcpy(mirror, from, size)
+                            : memset(mirror, 0, size);
                 done = 0;
                 continue;
             }

@@ -23,14 +23,10 @@
 /* Maximum size of a page's header in the stream, with the name of its block */
 #define PAGE_HEADER (sizeof(uint64_t) + 1 + UINT8_MAX)
 
-/*
- * Pages of the smallest size, except those of shared memory that are received
- * in place.  They are claimed when a run of neighbours was received.
- */
+/* Small pages are claimed when a run of neighbours was received. */
 static bool postcopy_receive_in_runs(const PostcopyPage *page)
 {
-    return page->size == qemu_target_page_size() &&
-           !postcopy_mirror(page->rb, page->start);
+    return page->size == qemu_target_page_size();
 }
 
 /*
@@ -209,29 +205,6 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
     }
     return postcopy_receive_place(mis, &page, 1, data, false, tmp->wake,
                                   tmp->writable);
-}
-
-int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
-                          void *data)
-{
-    void *mirror = postcopy_mirror(page->rb, page->start);
-    PostcopyClaim claim;
-    int ret;
-
-    postcopy_request_claim(mis->postcopy->requests, page, 1, !data, &claim);
-    if (claim.drop) {
-        return 0;
-    }
-    if (data && mirror) {
-        ret = postcopy_mirror_populate(mirror, page->size);
-        if (ret) {
-            postcopy_request_unclaim(mis->postcopy->requests, page);
-            return ret;
-        }
-        data = memcpy(mirror, data, page->size);
-    }
-    return postcopy_receive_place(mis, page, 1, data, false, claim.uffd,
-                                  claim.vcpu);
 }
 
 void postcopy_unclaim_all(MigrationIncomingState *mis)

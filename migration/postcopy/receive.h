@@ -47,30 +47,27 @@ int postcopy_receive_end(MigrationIncomingState *mis, PostcopyTmpPage *tmp,
 int postcopy_receive_run_end(MigrationIncomingState *mis, unsigned channel);
 
 /**
- * postcopy_receive_pages: small pages were received
+ * postcopy_receive_pages: pages were received, each as a whole
  *
- * @page: the first one; no huge page
- * @n: number of neighbouring pages
+ * @page: the first one
+ * @n: number of neighbouring pages; 1 for huge pages
  * @data: their content, NULL for zeros
  * @move: as for postcopy_place(), if all pages can be placed together
  *
- * Places those that were not received before.  Returns 0, or negative errno
- * after it has reported the error.
+ * Places those that were not received before, unless another thread does.
+ * Returns 0, or negative errno after it has reported the error; they can be
+ * placed later.
  */
 int postcopy_receive_pages(MigrationIncomingState *mis,
                            const PostcopyPage *page, unsigned n, void *data,
                            bool move);
 
-/**
- * postcopy_receive_page: a host page of any size was received, as a whole
- *
- * @data: its content, NULL for zeros
- *
- * Places it, unless it was received before or another thread does.  Returns 0,
- * or negative errno after it has reported the error; it can be placed later.
- */
-int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
-                          void *data);
+/* The same for one page of any size */
+static inline int postcopy_receive_page(MigrationIncomingState *mis,
+                                        const PostcopyPage *page, void *data)
+{
+    return postcopy_receive_pages(mis, page, 1, data, false);
+}
 
 /*
  * The connection is broken: pages of which only a part was received, and those

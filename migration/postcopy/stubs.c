@@ -48,12 +48,6 @@ void postcopy_unclaim_all(MigrationIncomingState *mis)
     g_assert_not_reached();
 }
 
-int postcopy_receive_page(MigrationIncomingState *mis, const PostcopyPage *page,
-                          void *data)
-{
-    g_assert_not_reached();
-}
-
 const PostcopySource postcopy_file;
 
 bool postcopy_file_check(Error **errp)

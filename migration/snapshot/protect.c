@@ -136,9 +136,7 @@ void snapshot_prepare(void)
     b->file = file;
     b->holes = holes;
     b->next_fault = b->nr_faults = 0;
-    b->serving = false;
     b->holes_in_a_row = 0;
-    b->run_block = NULL;
     stat64_init(&b->nr_holes, 0);
     stat64_init(&b->nr_served, 0);
     stat64_init(&b->nr_stale, 0);
@@ -289,7 +287,6 @@ static int snapshot_release(BackgroundSnapshot *b, RAMBlock *rb,
     char *host = (char *)rb->host + start;
     int ret = 0;
 
-    trace_snapshot_release(rb->idstr, start, end, b->serving);
     stat64_add(&b->nr_releases, 1);
     WITH_QEMU_LOCK_GUARD(&b->lock) {
         if (b->uffd >= 0) {
@@ -341,9 +338,6 @@ int snapshot_saved(QEMUFile *f, RAMBlock *rb, ram_addr_t start, ram_addr_t end)
     BackgroundSnapshot *b = snapshot_current();
     int ret = 0;
 
-    if (!(rb->flags & RAM_UF_WRITEPROTECT)) {
-        return 0;
-    }
     if (b->serving) {
         return snapshot_served(b, f, rb, start);
     }

@@ -59,7 +59,8 @@ bool snapshot_copies(RAMBlock *rb);
 bool snapshot_is_hole(RAMBlock *rb, ram_addr_t offset);
 
 /**
- * snapshot_saved: pages from @start to @end of @rb have been put into @f
+ * snapshot_saved: pages from @start to @end of @rb, which is protected, have
+ * been put into @f
  *
  * Pages that a thread waits for are released at once, others together with
  * their neighbours.  Returns 0, or negative on an error.
