@@ -15,6 +15,10 @@ from tests.lab.lab import Lab
 from tests.lab.paths import ROOT, below
 
 MEMORY_MB = 3072    # memory of a first-level machine
+# Interfaces that the lab's kernel can hide, see docs/devel/testing.md.
+SWITCHES = {"pagemap": "proc/parameters/pagemap_scan",
+            "unpopulated": "userfaultfd/parameters/wp_unpopulated",
+            "populate": "madvise/parameters/populate"}
 FEW = 60            # so many of arm64's tests justify booting one more machine
 # Paths, or an expression for -k
 TESTS = os.environ.get("TESTS", "")
@@ -164,6 +168,35 @@ def by(request, monkeypatch):
     with kvm_interface.offered(request.getfixturevalue("lab"), request.param):
         monkeypatch.setenv("INTERFACE", request.param)
         yield request.param
+
+
+# The lab's kernel
+
+@pytest.fixture
+def swap(lab):
+    lab.run("mkswap /dev/ram0 && swapon /dev/ram0", check=True)
+    yield
+    lab.run("swapoff /dev/ram0", check=True)
+
+
+@pytest.fixture
+def ksm(lab):
+    """KSM's directory in sysfs; it is set up to merge pages fast."""
+    ksm = "/sys/kernel/mm/ksm"
+    lab.run(f"echo 10000 >{ksm}/pages_to_scan; echo 0 >{ksm}/sleep_millisecs", check=True)
+    yield ksm
+    lab.run(f"echo 2 >{ksm}/run", check=True)
+
+
+@pytest.fixture
+def hide(lab):
+    """Hides interfaces of the kernel, as older ones lack them."""
+    def hide(*names):
+        for name in names:
+            lab.run(f"echo N >/sys/module/{SWITCHES[name]}", check=True)
+    yield hide
+    for path in SWITCHES.values():
+        lab.run(f"echo Y >/sys/module/{path}", check=True)
 
 
 # Time

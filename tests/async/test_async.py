@@ -25,30 +25,20 @@ SDEI, ASYNC = ON[:2], ON[2:]
     (1, 2, 4), ("anonymous", "memfd", "hugetlb"), ("preempt", "one-channel"), quick=[(1, "anonymous", "preempt")]))
 def test_linux_takes_them(lab, cpus, backend, channels):
     with guest_with(lab, cpus=cpus, backend=backend, **CHANNELS[channels]) as pair:
-        # The kernel misses most of 80 huge pages: the background must not send them before tasks miss some
-        takes_them(pair, 2 * MIB if backend == "hugetlb" else 8 * MIB)
+        # The kernel misses most of 80 huge pages: the background must not send them before tasks miss some. With a
+        # sanitizer, a guest misses so few pages a second that the background would send all of them first.
+        pair.postcopy(bandwidth=(2 if backend == "hugetlb" else 8) * MIB // (8 if SANITIZED else 1))
+        until_announced(pair)
+        finish(pair)
+        counts = all_delivered(pair)
+        assert counts["forgotten"] == 0, counts
+        assert f"announced {counts['announced']}, " in pair.destination.hmp("info migrate")
+        # KVM handles the guest's writes to MSRs again.
+        assert "postcopy_async_drained" in dict(pair.destination.trace())
         # On a channel shared with the background, more requests would delay those behind them.
         around = channels == "preempt" and backend != "hugetlb"
         assert ("postcopy_fault_around" in dict(pair.destination.trace())) == around
         assert bool(pair.faults()["ahead"]) == around
-
-
-def takes_them(pair, bandwidth=8 * MIB):
-    # With a sanitizer, a guest misses so few pages a second that the background would send all of them first
-    pair.postcopy(bandwidth=bandwidth // 8 if SANITIZED else bandwidth)
-    until_announced(pair)
-    finish(pair)
-    counts = all_delivered(pair)
-    assert counts["forgotten"] == 0, counts
-    assert f"announced {counts['announced']}, " in pair.destination.hmp("info migrate")
-    # KVM handles the guest's writes to MSRs again.
-    assert "postcopy_async_drained" in dict(pair.destination.trace())
-
-
-@slow
-def test_split_irqchip(lab):
-    with guest_with(lab, cpus=2, machine="pc,kernel-irqchip=split") as pair:
-        takes_them(pair)
 
 
 @slow
@@ -72,12 +62,8 @@ def test_without(lab, exits):
                            for name, text in pair.destination.trace())
 
 
-def held(lab, **options):
-    """A guest on the destination, with tasks that wait for pages that the source does not send."""
-    return guest_with(lab, **{"cpus": 2} | options)
-
-
 def hold(pair, uri=None):
+    """Migrate to the point where tasks wait for pages that the source does not send."""
     pair.postcopy(uri)
     pair.until_reports()
     return pair.until_outstanding()
@@ -86,7 +72,7 @@ def hold(pair, uri=None):
 @slow
 @on_both()
 def test_stop_and_cont(lab):
-    with held(lab) as pair:
+    with guest_with(lab, cpus=2) as pair:
         hold(pair)
         for _ in range(5):
             pair.destination.cmd("stop")
@@ -101,7 +87,7 @@ def test_stop_and_cont(lab):
 @on_both()
 def test_reset(lab):
     """After a reset, the guest that boots has no tokens of the time before."""
-    with held(lab, reboot=True) as pair:
+    with guest_with(lab, cpus=2, reboot=True) as pair:
         hold(pair)
         pair.destination.cmd("stop")
         # QEMU writes the BIOS to memory, for which pages must be received
@@ -120,7 +106,7 @@ def test_reset(lab):
 @slow
 @on_both()
 def test_recovery(lab):
-    with held(lab) as pair:
+    with guest_with(lab, cpus=2) as pair:
         wire = pair.wire(pair.listen())
         hold(pair, wire.uri)
         wire.cut()
@@ -135,7 +121,7 @@ def test_recovery(lab):
 @slow
 @on_both()
 def test_quit(lab):
-    with held(lab) as pair:
+    with guest_with(lab, cpus=2) as pair:
         hold(pair)
         pair.destination.cmd("quit")
         assert pair.destination.job.wait().rc == 0
@@ -169,7 +155,7 @@ def go_on(pair):
 def test_second_migration_while_tasks_wait(lab):
     """The guest moves on after it was notified of missing pages, and before it was notified that they were placed. On
     the third host KVM, or on arm64 QEMU, notifies it to wake all tasks."""
-    with held(lab) as pair:
+    with guest_with(lab, cpus=2) as pair:
         complete_stopped(pair)
         counts = pair.async_counts()
         assert counts["outstanding"] > 0 and counts["delivered"] < counts["announced"], counts
@@ -180,7 +166,7 @@ def test_second_migration_while_tasks_wait(lab):
 @slow
 def test_on_to_a_qemu_that_knows_nothing_of_it(lab):
     """The KVM of stock QEMU wakes the tasks, and so does the KVM of the fork after that."""
-    with held(lab) as pair:
+    with guest_with(lab, cpus=2) as pair:
         complete_stopped(pair)
         pair.exits = None       # stock QEMU lacks the parameter
         for qemu in STOCK, FORK:
@@ -229,7 +215,8 @@ def test_kexec(lab):
              for word in ("-drive", f"file={file},format=raw,if=virtio,readonly=on")]
     # The background sends a buffer's worth each 100 ms, whatever its limit. Pages that the new kernel and its initrd
     # overwrite are missing, too: fetch channels bring them within seconds.
-    with held(lab, memory_mb=512, fetch=4, kexec=20000, source_options=words, destination_options=words) as pair:
+    with guest_with(lab, cpus=2, memory_mb=512, fetch=4, kexec=20000, source_options=words,
+                    destination_options=words) as pair:
         until(lambda: pair.source.report().boots, "Linux is ready", timeout=90)
         pair.postcopy(bandwidth=1024)
         until_announced(pair)
@@ -253,7 +240,7 @@ def test_kexec(lab):
 def test_processor_is_unplugged(lab, end):
     """Tasks wait for pages that they missed on a processor that is gone when they are placed, or when QEMU exits."""
     second = ("-device", "max-x86_64-cpu,id=second,socket-id=0,core-id=1,thread-id=0")
-    with held(lab, cpus="1,maxcpus=2", source_options=second, destination_options=second) as pair:
+    with guest_with(lab, cpus="1,maxcpus=2", source_options=second, destination_options=second) as pair:
         hold(pair)
         pair.destination.cmd("device_del", id="second")
         pair.source.signal("CONT")

@@ -9,14 +9,13 @@ its own pages.
 
 With --rate 0 the background is not limited, as by default, and the measured time is from the switch until all memory is
 received with stock QEMU (or else the first way) in the same round. With --host, the QEMUs run on this machine by TCG,
-on its unpatched kernel, and the guest cannot be notified of a page. Writes build/reports/NAME.json, NAME.md,
-NAME.svg.
+on its unpatched kernel, and the guest cannot be notified of a page. Writes build/reports/NAME.json and NAME.md.
 """
 import contextlib
 import itertools
 import time
 
-from tests.bench import bench, pictures, postcopy
+from tests.bench import bench, postcopy
 from tests.lab import other_qemu
 from tests.lab.cli import ProgramError, aligned
 from tests.lab.lab import HIGHRES
@@ -157,7 +156,6 @@ def of_span(runs, seconds):
         r["measured_s"] = span
         for kind, points in r["over_time"].items():
             r[kind] = at(points, span)
-            r["over_time"][kind] = [point for point in points if point[0] <= span]
 
 
 def of_equal_work(runs):
@@ -194,16 +192,12 @@ def verdicts(results):
 def write(network, results, options):
     title = "A Linux guest during post-copy: async page faults from exits" + ", arm64" * (options.arch == "aarch64")
     link = f" (ping {network.round_trip_us:.0f} us)" if network else ""
-    pictures.over_time(options.name, f"{title}, cumulative", {
-        f"{cpus} vCPU(s): {kind}": {way: [r["over_time"][kind] for r in rounds] for way, rounds in ways.items()}
-        for cpus, ways in results.items() for kind in KINDS}, "seconds since the guest resumes, by its clock")
     background = f"{options.rate} MiB/s of background" if options.rate else "a background without a limit"
     span = f"the first {SPAN_S} s" if options.rate else f"until {span_way(options.ways)} has all memory"
     text = (f"For each vCPU {options.memory} MiB written at random and {background}; a link of {options.delay} us in "
             f"each direction{link}, {options.bandwidth or 'unlimited'} Mbit/s; {span}.\n"
             f"```\n{bench.printed(show, results)}```\n" + "\n".join(f"* {line}" for line in verdicts(results)))
-    bench.write(options, {"runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]}, title, text,
-                [(options.name, title)])
+    bench.write(options, {"runs": [{"vcpus_count": cpus, "ways": ways} for cpus, ways in results.items()]}, title, text)
 
 
 def run(options):

@@ -144,10 +144,9 @@ def spread(values, form="{:.0f}"):
     return "{} ({}..{})".format(*(form.format(of(values)) for of in (statistics.median, min, max)))
 
 
-def write(options, figures, title, text, pictures=()):
+def write(options, figures, title, text):
     """Write NAME.json, with the options as its settings, and NAME.md, the section of the report, to build/reports, when
-    all processes of the bench have ended. text: the section's text. pictures: (name, caption).
-    """
+    all processes of the bench have ended. text: the section's text."""
     name = options.name
     took_s = time.monotonic() - cli.started
     total, ours = (now - then for now, then in zip(busy_s(), at_start, strict=True))
@@ -160,11 +159,8 @@ def write(options, figures, title, text, pictures=()):
             if others > IDLE_PROCESSORS else "")
     lines = [f"## {title}", "", f"`{about['command']}`, {about['started_utc']} UTC, commit {about['commit']}{busy}",
              "", text.strip()]
-    for picture, caption in pictures:
-        lines += ["", f"![{caption}]({picture}.svg)"]
     (REPORTS / f"{name}.md").write_text("\n".join(lines) + "\n")
-    say(f"wrote {REPORTS.relative_to(ROOT)}/{name}.json, {name}.md"
-        + "".join(f", {picture}.svg" for picture, _ in pictures))
+    say(f"wrote {REPORTS.relative_to(ROOT)}/{name}.json, {name}.md")
 
 
 def printed(show, *of):

@@ -440,13 +440,6 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double quantile(const double *sorted, unsigned long n, double q)
-{
-    unsigned long i = n * q;
-
-    return sorted[i < n ? i : n - 1];
-}
-
 static void print_figures(const struct stats *vcpus, double elapsed_s, double *latency_us, unsigned long bad)
 {
     unsigned long pages = size / PAGE, faults = vcpus->exits + reader.stats.uffd_events;
@@ -456,18 +449,14 @@ static void print_figures(const struct stats *vcpus, double elapsed_s, double *l
     printf("{\"touch_count\": %lu, \"elapsed_s\": %.6f, \"pages_per_s\": %.1f,\n", pages, elapsed_s, pages / elapsed_s);
     for (unsigned i = 0; i < 4; i++) {
         static const unsigned percent[] = { 50, 95, 99, 100 };
+        unsigned long at = pages * percent[i] / 100;
 
-        printf(" \"latency_p%u_us\": %.1f,", percent[i], quantile(latency_us, pages, percent[i] / 100.0));
+        printf(" \"latency_p%u_us\": %.1f,", percent[i], latency_us[at < pages ? at : pages - 1]);
     }
     printf("\n \"exits_count\": %lu, \"uffd_events_count\": %lu, \"eexist_count\": %lu,\n"
            " \"voluntary_switches_per_fault_count\": %.3f, \"vcpu_threads_cpu_s\": %.3f, \"reader_threads_cpu_s\": %.3f,\n"
-           " \"bad_pages_count\": %lu, \"latency_permille_us\": [", vcpus->exits, reader.stats.uffd_events,
+           " \"bad_pages_count\": %lu}\n", vcpus->exits, reader.stats.uffd_events,
            vcpus->eexist + reader.stats.eexist, faults ? switches / faults : 0, vcpus->cpu_s, reader.stats.cpu_s, bad);
-    /* Points of a curve, in equal steps of their share. */
-    for (unsigned i = 0; i <= 1000; i += 5) {
-        printf("%s%.1f", i ? ", " : "", quantile(latency_us, pages, i / 1000.0));
-    }
-    puts("]}");
 }
 
 static unsigned long number(const char *text, unsigned most)

@@ -2,13 +2,13 @@
 """Page faults of a raw KVM guest in the lab: one userfaultfd with one reader, against exits.
 
 Runs build/tests/demand-paging for several numbers of vCPUs and two kinds of memory. Prints tables, and writes
-build/reports/demand-paging.json, .md and pictures. Ratios are of the medians, with those of the rounds in brackets.
+build/reports/demand-paging.json and .md. Ratios are of the medians, with those of the rounds in brackets.
 """
 import itertools
 import json
 import statistics
 
-from tests.bench import bench, pictures
+from tests.bench import bench
 from tests.lab import kvm_interface
 from tests.lab.cli import say
 from tests.lab.lab import Lab
@@ -67,18 +67,6 @@ def tables(results):
         yield ""
 
 
-def draw(results):
-    pictures.rates("demand-paging-rates", "Demand paging in the lab (L1: emulated processors)", {
-        kind: {variant: {vcpus: rates(runs[variant]) for vcpus, runs in of.items()} for variant in VARIANTS}
-        for kind, of in results.items()}, "pages/s, all vCPUs")
-    kind, of = next(iter(results.items()))
-    few = [n for n in of if n in (1, 4, 16)] or list(of)
-    pictures.distributions("demand-paging-latencies", f"Touches of a missing page: {kind}", {
-        f"{vcpus} vCPUs": {variant: [us for run in of[vcpus][variant] for us in run["latency_permille_us"]]
-                           for variant in VARIANTS} for vcpus in few})
-    return [("demand-paging-rates", "rates over vCPUs"), ("demand-paging-latencies", "distributions of latencies")]
-
-
 def run(options):
     kinds = list(KINDS)[:1] if options.quick else list(KINDS)
     say("boot the lab")
@@ -94,8 +82,7 @@ def run(options):
         "",
         *tables(results)])
     print(text)
-    bench.write(options, {"results": results}, "Demand paging: exits against userfaultfd, without QEMU", text,
-                draw(results))
+    bench.write(options, {"results": results}, "Demand paging: exits against userfaultfd, without QEMU", text)
 
 
 if __name__ == "__main__":

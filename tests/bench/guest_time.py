@@ -11,20 +11,9 @@ import time
 
 from tests.bench import bench
 from tests.lab.cli import say
-from tests.lab.clocks import (
-    CLOCK,
-    ClockPair,
-    backwards,
-    clocks,
-    kvmclock_ns,
-    numbers,
-    offsets,
-    set_host_clock,
-    signed,
-    took_us,
-)
+from tests.lab.clocks import ClockPair, backwards, clocks, kvmclock_ns, numbers, offsets, signed, took_us
 from tests.lab.lab import Lab, tsc_khz
-from tests.lab.pair import FORK, STOCK, Side, until
+from tests.lab.pair import FORK, STOCK, until
 
 CPUS = 4
 # Name: QEMU, policy
@@ -63,28 +52,18 @@ def held(lab, variant, gap_s, postcopy):
 def in_a_row(lab, variant, number):
     """Migrate one guest this number of times, each time to a new QEMU."""
     qemu, policy = VARIANTS[variant]
-    words = ("-global", f"migration.guest-time={policy}") if policy else ()
-    options = {"machine": "pc", "memory_mb": 32, "cpus": CPUS, "payload": CLOCK}
-    sides = [Side(lab, "source", qemu, [*words], options)]
     hops = []
-    try:
-        sides[0].connect()
-        sides[0].wait_event("ready")
-        first_offsets = offsets(sides[0])
-        first = clocks(sides[0], CPUS, 0)
+    with ClockPair(lab, source=qemu, destination=qemu, policy=policy, cpus=CPUS, capabilities=None) as pair:
+        pair.source.wait_event("ready")
+        first_offsets = offsets(pair.source)
+        first = clocks(pair.source, CPUS, 0)
         for n in range(1, number + 1):
-            name = ("source", "destination")[n % 2]
-            sides.append(Side(lab, name, qemu, [*words, "-incoming", "defer"], options))
-            old, new = sides
-            new.connect()
-            old.set_capabilities("return-path")
-            new.cmd("migrate-incoming", uri=f"tcp:127.0.0.1:{4010 + n % 2}")
-            old.cmd("migrate", uri=f"tcp:127.0.0.1:{4010 + n % 2}")
-            for side in sides:
-                side.wait_status("completed")
-            events = clocks(new, CPUS, n)
-            now = offsets(new)
-            sides.pop(0).end()
+            if n > 1:
+                pair.next()
+            pair.source.cmd("migrate", uri=pair.listen())
+            pair.wait_completed()
+            events = clocks(pair.destination, CPUS, n)
+            now = offsets(pair.destination)
             hops.append({
                 "offsets_differ_cycles": max(now) - min(now),
                 "tsc_added_us": round(signed(now[0] - first_offsets[0]) * 1000 / tsc_khz(), 3),
@@ -94,9 +73,6 @@ def in_a_row(lab, variant, number):
             })
             if n % 10 == 0:
                 say(f"{variant}: {n} migrations: {hops[-1]}")
-    finally:
-        for side in sides:
-            side.end()
     return hops
 
 
@@ -149,7 +125,6 @@ def run(options):
             report["held"][variant] = [held(lab, variant, options.held, p) for p in (False, True)]
         for variant in VARIANTS:
             number = options.number if variant == "fork continuous" else min(options.number, 10)
-            set_host_clock(lab)
             report["in_a_row"][variant] = in_a_row(lab, variant, number)
         [report["waits"]] = bench.in_turn(["vCPUs"], WAITING, options.rounds, lambda _, cpus: waits(lab, cpus)).values()
     bench.write(options, report, "Guest time: what migrations do to a guest's clocks", bench.printed(show, report))

@@ -3,7 +3,7 @@
 
 In the lab, or with --host on this machine: its kernel, and its KVM if there is one. Each round migrates the same guest
 once by each variant, for each requested kind of memory, load and number of vCPUs. Prints a table for each of these, and
-writes build/reports/NAME.json, NAME.md and pictures.
+writes build/reports/NAME.json and NAME.md.
 
 Latencies are the guest's, by its TSC: of first touches of pages on the destination that waited, which are those longer
 than twice the median of the second pass and 100 us (on this machine 20 us); of those that missed their page, the
@@ -18,7 +18,7 @@ import statistics
 from collections import namedtuple
 from typing import Any
 
-from tests.bench import bench, pictures
+from tests.bench import bench
 from tests.lab import kvm_interface, other_qemu
 from tests.lab.cli import ProgramError, aligned, quantile
 from tests.lab.guest import wait_threshold_us
@@ -155,9 +155,6 @@ def latencies(pair, report, tsc_khz):
             "stall_ms": (sum(from_switch_us) - sum(map(sum, present))) / 1000,
             "switch_to_last_touch_ms": max(from_switch_us) / 1000,
             "pages_per_s": len(touches) / max(from_switch_us) * 1e6,
-            # Points of a curve, in equal steps of their share.
-            "latency_permille_us": [round(waited[min(len(waited) - 1, len(waited) * i // 200)], 1)
-                                    for i in range(201)] if waited else [],
             "waited_threshold_us": threshold_us,
             "present_touch_p50_us": statistics.median(t for cpu in present for t in cpu),
             **quantiles(waited), **quantiles(missed, "missed"), **quantiles(found, "found")}
@@ -295,22 +292,6 @@ def show(measured, rounds):
         print("\n".join(aligned(lines)))
 
 
-def draw(name, title, measured):
-    drawn = [(f"{name}-latencies", "distributions of latencies")]
-    pictures.distributions(f"{name}-latencies", f"{title}: touches that waited", {
-        name_of(case): {v: [us for run in runs for us in run["latency_permille_us"]] for v, runs in of.items()}
-        for case, of in list(measured.items())[:3]})
-    if len({case.vcpus for case in measured}) > 1:
-        panels: dict[str, dict[str, dict[int, list[float]]]] = {}
-        for case, of in measured.items():
-            for v, runs in of.items():
-                curve = panels.setdefault(name_of(case).replace(f", {case.vcpus} vCPUs", ""), {}).setdefault(v, {})
-                curve[case.vcpus] = [run["pages_per_s"] for run in runs]
-        pictures.rates(f"{name}-rates", title, panels, "pages/s, all vCPUs")
-        drawn.append((f"{name}-rates", "rates over vCPUs"))
-    return drawn
-
-
 def run(options):
     place = bench.place(options, "bench", 2 * options.memory + 8 if "hugetlb" in options.backends else 0,
                         memory_mb=2048 + 6 * options.memory, append=HIGHRES if options.network else "",
@@ -350,7 +331,7 @@ def publish(options, network, measured):
             f"```{bench.printed(show, measured, options.rounds)}```\n")
     runs = [case._asdict() | {"variants": of} for case, of in measured.items()]
     ping = {"ping_round_trip_us": network.round_trip_us} if network else {}
-    bench.write(options, {**ping, "runs": runs}, title, text, draw(options.name, title, measured))
+    bench.write(options, {**ping, "runs": runs}, title, text)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Put together what the benches wrote to build/reports: as build/reports/report.md, with pictures, and, with --docs, as
+"""Put together what the benches wrote to build/reports: as build/reports/report.md, and, with --docs, as
 docs/report.md, which has the text of each bench's last run: those that have not been run since keep theirs."""
 import json
 import re
@@ -15,7 +15,7 @@ host has {host_processors_count} processors ({host_cpu_model}), Linux {host_kern
 {quick}Each section contains its command, which repeats it, and the commit. In the lab, processors are
 emulated: ratios within one run mean something, microseconds do not. [How to
 measure](../../docs/devel/testing.md) says more, also for a host of your own. `build/reports/` has
-the figures of each round as JSON, and the pictures as PNG.
+the figures of each round as JSON.
 """
 DOCS = ROOT / "docs" / "report.md"
 DOCS_HEAD = """# Report
@@ -48,9 +48,8 @@ def docs(names, order):
     written = DOCS.read_text() if DOCS.exists() else ""
     sections = dict(SECTION.findall(written))
     for name in names:
-        text = re.sub(r"^!\[.*\n?", "", (REPORTS / f"{name}.md").read_text(), flags=re.M)
         # Blanks at the ends of lines are of tables that are printed
-        sections[name] = re.sub(r" +$", "", text, flags=re.M)
+        sections[name] = re.sub(r" +$", "", (REPORTS / f"{name}.md").read_text(), flags=re.M)
     known = sorted(sections, key=lambda name: (order.index(name) if name in order else len(order), name))
     table = "".join(f"| [{name}](#{name}) | {sections[name].partition(chr(10))[0].strip('# ')} |\n" for name in known)
     # A heading for each name, which other pages link to

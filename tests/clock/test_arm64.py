@@ -80,10 +80,7 @@ def test_policy(lab, policy, way, one_offset):
 def test_from_a_file(lab, lazy):
     with CounterPair(lab, switch="on", return_path=False, capabilities=None,
                      destination_options=["-global", "migration.guest-time-restore=continuous"]) as pair:
-        pair.source.wait_event("ready")
-        was = offsets(pair.source)
-        through_a_file(pair, GAP_S, lazy)
-        is_continuous(pair.jump_since(was))
+        is_continuous(pair.moved_by(lambda: through_a_file(pair, GAP_S, lazy)))
 
 
 def timers_fire(pair, jump):
@@ -232,10 +229,8 @@ def test_moved_on_to_stock(lab):
 def test_held_at_every_step(lab):
     """A counter that is set much later than its value was computed is set again."""
     with CounterPair(lab, policy="continuous", source=INJECT, destination=INJECT, capabilities=None) as pair:
-        pair.source.wait_event("ready")
-        was = offsets(pair.source)
-        hold_at_each(pair, (pair.source, "guest-time-taken"), (pair.destination, "guest-time-set"))
-        is_continuous(pair.jump_since(was))
+        is_continuous(pair.moved_by(lambda: hold_at_each(
+            pair, (pair.source, "guest-time-taken"), (pair.destination, "guest-time-set"))))
         assert not pair.warnings()
 
 

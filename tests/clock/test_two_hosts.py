@@ -15,16 +15,11 @@ BELIEVE = "hpet=disable pmtmr=0"
 RESOURCE = "$(dirname $(grep -l 0x1110 /sys/bus/pci/devices/*/device))/resource2"
 
 
-def run(lab, role):
-    return lab.run(f"build/tests/clock-difference {role} {RESOURCE}", check=True).output
-
-
 def compare(a, b, role="ask"):
     """Of b less a: (time of day in ns, TSC, ns by which both may be wrong)."""
     answer = a.job(f"build/tests/clock-difference answer {RESOURCE}")
-    ns, tsc, took = map(int, run(b, role).split())
-    run(b, "end")
-    answer.wait()
+    ns, tsc, took = map(int, b.run(f"build/tests/clock-difference {role} {RESOURCE}", check=True).output.split())
+    answer.kill()
     return -ns, -tsc, took / 2
 
 

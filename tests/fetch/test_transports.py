@@ -2,14 +2,12 @@
 """With default settings, QEMU uses fetch channels on each transport on which it can connect more than once; on others,
 it does without, and does not wait."""
 import contextlib
-import socket
-import threading
 
 from tests.lab import tls
 from tests.lab.pair import Pair
-from tests.lab.proxy import CHUNK
+from tests.lab.proxy import Wire
 
-# bash connects to both_ends(), and leaves the connection to another program, or copies its data
+# bash connects to a Joint, and leaves the connection to another program, or copies its data
 CONNECTED = "exec 7<>/dev/tcp/{}/{}"
 COPIED = f"{CONNECTED}; cat <&7 & exec cat >&7"
 
@@ -26,25 +24,12 @@ def run(pair, listens_at, uri, n):
     pair.finish_fast()
 
 
-@contextlib.contextmanager
-def both_ends():
-    """Returns a port: data of the first connection to it leave by the second one, and back."""
-    def copy(a, b):
-        with contextlib.suppress(OSError):
-            while data := a.recv(CHUNK):
-                b.sendall(data)
-            b.shutdown(socket.SHUT_WR)
+class Joint(Wire):
+    """Both sides connect to it: data of the first connection leave by the second one, and back."""
 
-    def join():
+    def _accept(self):
         with contextlib.suppress(OSError):
-            ends = [stack.enter_context(listening.accept()[0]) for _ in range(2)]
-            for a, b in ends, ends[::-1]:
-                threading.Thread(target=copy, args=(a, b), daemon=True).start()
-
-    with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        threading.Thread(target=join, daemon=True).start()
-        yield listening.getsockname()[1]
+            self._channel(self._copy, *(self.listening.accept()[0] for _ in range(2)))
 
 
 def test_unix(place):
@@ -72,13 +57,14 @@ def test_client_certificates(place):
 
 def test_exec(place):
     """Both sides use programs."""
-    with both_ends() as port, pair_in(place) as pair:
-        uri = f"exec:bash -c '{COPIED.format(place.host, port)}'"
+    with Joint(to=0).listening as joint, pair_in(place) as pair:
+        uri = f"exec:bash -c '{COPIED.format(place.host, joint.getsockname()[1])}'"
         run(pair, uri, uri, 0)
 
 
 def test_fd(place):
     """The destination uses a file descriptor."""
-    with both_ends() as port, pair_in(place, wrapper=(
-            "bash", "-c", f'{CONNECTED.format(place.host, port)}; exec "$0" "$@"')) as pair:
-        run(pair, "fd:7", f"tcp:{place.host}:{port}", 0)
+    with Joint(to=0).listening as joint:
+        port = joint.getsockname()[1]
+        with pair_in(place, wrapper=("bash", "-c", f'{CONNECTED.format(place.host, port)}; exec "$0" "$@"')) as pair:
+            run(pair, "fd:7", f"tcp:{place.host}:{port}", 0)

@@ -15,6 +15,7 @@ import time
 
 from tests.fuzz import seeds
 from tests.lab import cli
+from tests.lab.cli import say
 from tests.lab.paths import REPORTS, ROOT
 
 BINARY = ROOT / "build/fuzz/qemu-fuzz-x86_64"
@@ -28,10 +29,6 @@ TIMEOUT_S = 120
 # QEMU frees little when it exits; it may allocate memory that it does not use.
 SANITIZER = "detect_leaks=0:detect_stack_use_after_return=0:stack_trace_format='#%n %f %S'"
 FOUND = re.compile(r"ERROR: (?!libFuzzer: deadly signal)|Assertion|runtime error")
-
-
-def say(text):
-    print(f"fuzz: {text}", flush=True)
 
 
 def command(side, *words):
@@ -50,7 +47,7 @@ class Fuzzer:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command(side, f"-max_total_time={seconds}", f"-seed={seed}", f"-max_len={MAX_BYTES}",
-                        f"-timeout={TIMEOUT_S}", "-rss_limit_mb=0", "-print_final_stats=1", "-reload=0",
+                        f"-timeout={TIMEOUT_S}", "-rss_limit_mb=0", "-reload=0",
                         f"-artifact_prefix={self.findings}/", WORK / "corpus" / side, WORK / "seeds" / side),
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 env=os.environ | {"ASAN_OPTIONS": SANITIZER})
@@ -61,9 +58,8 @@ class Fuzzer:
         progress = re.findall(r"^#(\d+)\t.* cov: (\d+) ft: ", text, re.M)
         counters = re.search(r"\((\d+) inline 8-bit counters\)", text)
         executions, covered = map(int, progress[-1]) if progress else (0, 0)
-        done = re.search(r"stat::number_of_executed_units: (\d+)", text)
         return {
-            "executions_count": int(done[1]) if done else executions,
+            "executions_count": executions,
             "covered_edges_count": covered,
             "instrumented_edges_count": int(counters[1]) if counters else 0,
             "findings_count": len(self.found()),
@@ -76,7 +72,7 @@ class Fuzzer:
         """Print the first finding, and the command that repeats it."""
         lines = self.log.read_text(errors="replace").splitlines()
         at = next((i for i, line in enumerate(lines) if FOUND.search(line)), max(0, len(lines) - 60))
-        print("\n".join(line.replace(f"{BINARY.parent}/../src/", "") for line in lines[at:at + 200]))
+        print("\n".join(line.replace(f"{BINARY.parent}/../src/", "") for line in lines[at:at + 200]), flush=True)
         for finding in self.found():
             say(f"FOUND by the {self.side}; to repeat it: ASAN_OPTIONS=\"{SANITIZER}\" "
                 + " ".join(command(self.side, finding)).replace(f"{ROOT}/", ""))
@@ -120,12 +116,8 @@ def run(options):
     return 1 if failed else 0
 
 
-def main():
+if __name__ == "__main__":
     parser = cli.parser(__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="to fuzz (60)")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 31), help="of the mutations (random)")
     cli.main("fuzz", run, parser.parse_args())
-
-
-if __name__ == "__main__":
-    main()

@@ -9,14 +9,11 @@
 #define PARAMETER_FILE      "opt/touch"
 
 struct parameters par = { .zero_percent = 12 };
-static const char *const pattern_names[PATTERNS] = {
-    "disjoint", "shared", "samehuge", "zerowrite", "smm", "sequential",
-    "strided", "hot",
-};
 static const struct {
     const char *key;
     uint64_t *value;
 } numbers[] = {
+    { "pattern", &par.pattern },
     { "seed", &par.seed },
     { "ram", &par.ram_mb },
     { "mem", &par.mem_mb },
@@ -144,16 +141,7 @@ static void set_parameter(const char *key, const char *value)
             return;
         }
     }
-    if (!equal(key, "pattern")) {
-        die("unknown parameter");
-    }
-    for (int i = 0; i < PATTERNS; i++) {
-        if (equal(value, pattern_names[i])) {
-            par.pattern = i;
-            return;
-        }
-    }
-    die("unknown pattern");
+    die("unknown parameter");
 }
 
 /* Ends a word at the character @c; returns what follows it. */

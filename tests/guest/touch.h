@@ -23,9 +23,8 @@
 /* Buckets of durations of touches: eight for each power of two */
 #define BUCKETS     512
 
-enum pattern {
-    DISJOINT, SHARED, SAMEHUGE, ZEROWRITE, SMM, SEQUENTIAL, STRIDED, HOT, PATTERNS
-};
+/* The numbers of guest.py's PATTERNS */
+enum { DISJOINT, SHARED, SAMEHUGE, ZEROWRITE, SMM, SEQUENTIAL, STRIDED, HOT };
 
 /* io.c: the guest's reports and parameters */
 /* {"event": FORMAT}, with ' for "; %s, and of 64 bits %u and %x */
@@ -38,7 +37,7 @@ uint16_t fw_cfg_file(const char *name, uint32_t *size);
 struct parameters {
     uint64_t ram_mb;
     uint64_t cpus;
-    enum pattern pattern;
+    uint64_t pattern;
     uint64_t seed;
     uint64_t mem_mb;            /* memory under test; 0: the rest of RAM */
     uint64_t zero_percent;      /* pages that stay zero on the source */

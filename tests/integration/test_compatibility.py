@@ -22,13 +22,25 @@ def pair_of(lab, way, machine, **options):
     return Pair(lab, source=source, destination=destination, machine=machine, mem=8, fetch="auto", **options)
 
 
-def precopy(lab, way, machine):
+# Only make check-all runs Debian's newest, which has to be fetched, the second machine, and post-copy without preempt.
+QUICK = [("stock-to-fork", MACHINES[0]), ("fork-to-stock", MACHINES[0])]
+
+
+@pytest.mark.parametrize("way, machine", choices(WAYS, MACHINES, quick=QUICK))
+def test_precopy(lab, way, machine):
     with pair_of(lab, way, machine, capabilities=None) as pair:
         pair.precopy()
         pair.finish()
 
 
-def postcopy(lab, way, channels, machine):
+@on_aarch64("way", WITH_STOCK)
+def test_precopy_on_aarch64(lab, way):
+    test_precopy(lab, way, VIRT)
+
+
+@pytest.mark.parametrize("way, machine, channels", choices(
+    WAYS, MACHINES, CHANNELS, quick=[(*of, "preempt") for of in QUICK]))
+def test_postcopy(lab, way, machine, channels):
     with pair_of(lab, way, machine, **backends.CHANNELS[channels]) as pair:
         pair.postcopy()
         pair.finish()
@@ -40,29 +52,9 @@ def postcopy(lab, way, channels, machine):
             assert faults["exits"] + (faults["populated"] if late else 0) > 20, faults
 
 
-# Only make check-all runs Debian's newest, which has to be fetched, the second machine, and post-copy without preempt.
-QUICK = [("stock-to-fork", MACHINES[0]), ("fork-to-stock", MACHINES[0])]
-
-
-@pytest.mark.parametrize("way, machine", choices(WAYS, MACHINES, quick=QUICK))
-def test_precopy(lab, way, machine):
-    precopy(lab, way, machine)
-
-
-@on_aarch64("way", WITH_STOCK)
-def test_precopy_on_aarch64(lab, way):
-    precopy(lab, way, VIRT)
-
-
-@pytest.mark.parametrize("way, machine, channels", choices(
-    WAYS, MACHINES, CHANNELS, quick=[(*of, "preempt") for of in QUICK]))
-def test_postcopy(lab, way, machine, channels):
-    postcopy(lab, way, channels, machine)
-
-
 @on_aarch64("way, channels", zip(WITH_STOCK, CHANNELS, strict=True))
 def test_postcopy_on_aarch64(lab, way, channels):
-    postcopy(lab, way, channels, VIRT)
+    test_postcopy(lab, way, VIRT, channels)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests.lab.initramfs import fetched, tool
 from tests.lab.paths import ROOT
 from tests.lab.text import search
 
@@ -18,17 +19,14 @@ LINES = re.findall(r"^/etc/apparmor[.]d/(local/\S+)\s+(.*)", (ROOT / "docs/usage
 def parsed(root, base, profile):
     """[(file, permissions)] of a profile, by AppArmor's parser."""
     lib = root / "usr/lib/x86_64-linux-gnu"
-    done = subprocess.run([lib / "ld-linux-x86-64.so.2", "--library-path", lib, root / "usr/sbin/apparmor_parser",
-                           "--skip-kernel-load", "--skip-cache", "--debug", "--base", base, base / profile],
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return set(re.findall(r"^(?:Perms|Mode):\s+(\w+):.*Name:\s+\((.*)\)", done.stdout, re.M))
+    text = tool(lib / "ld-linux-x86-64.so.2", "--library-path", lib, root / "usr/sbin/apparmor_parser",
+                "--skip-kernel-load", "--skip-cache", "--debug", "--base", base, base / profile)
+    return set(re.findall(r"^(?:Perms|Mode):\s+(\w+):.*Name:\s+\((.*)\)", text, re.M))
 
 
 @pytest.mark.parametrize("release", ["bookworm", "trixie"])
 def test_profiles(tmp_path, release):
-    root = ROOT / subprocess.run([ROOT / "scripts" / "fetch", f"apparmor-{release}"], text=True, check=True,
-                                 stdout=subprocess.PIPE).stdout.strip()
+    root = fetched(f"apparmor-{release}")
     base = tmp_path / "apparmor.d"
     shutil.copytree(root / "etc/apparmor.d", base, symlinks=True)
     guest = base / "libvirt" / "libvirt-guest"
@@ -53,9 +51,8 @@ def test_deb(tmp_path):
     """QEMU runs at its prefix, and finds its files there and the distribution's."""
     made = subprocess.run([ROOT / "scripts" / "deb"], capture_output=True, text=True, check=True)
     deb = ROOT / search(r"wrote (\S+)", made.stderr)[1]
-    needs = subprocess.run(["dpkg-deb", "--field", deb, "Depends"], capture_output=True, text=True, check=True).stdout
-    assert "libglib2.0" in needs
-    subprocess.run(["dpkg", "-x", deb, tmp_path], check=True)
+    assert "libglib2.0" in tool("dpkg-deb", "--field", deb, "Depends")
+    tool("dpkg", "-x", deb, tmp_path)
     # The package can be at any prefix, not only at /opt: no file contains the build's directory.
     prefix = tmp_path / "opt" / "qemu-fault-exits"
     run = subprocess.run([prefix / "bin" / "qemu-system-x86_64", "-accel", "tcg", "-display", "none", "-k", "de",

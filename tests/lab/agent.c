@@ -13,7 +13,6 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <err.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -27,76 +26,55 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static void read_all(int fd, void *buf, size_t n)
+static char *read_string(FILE *driver, uint32_t *len)
 {
-    for (char *p = buf; n;) {
-        ssize_t r = read(fd, p, n);
-        if (r <= 0) {
-            exit(1);
-        }
-        p += r;
-        n -= r;
-    }
-}
+    char *s = NULL;
 
-static void write_all(int fd, const void *buf, size_t n)
-{
-    for (const char *p = buf; n;) {
-        ssize_t r = write(fd, p, n);
-        if (r < 0) {
-            return; /* poll() tells that the connection is gone */
-        }
-        p += r;
-        n -= r;
+    if (fread(len, sizeof(*len), 1, driver)) {
+        *len = ntohl(*len);
+        s = calloc(*len + 1, 1);
     }
-}
-
-static char *read_string(int fd, uint32_t *len)
-{
-    read_all(fd, len, sizeof(*len));
-    *len = ntohl(*len);
-    char *s = malloc(*len + 1);
-    if (!s) {
+    if (!s || fread(s, 1, *len, driver) != *len) {
         exit(1);
     }
-    read_all(fd, s, *len);
-    s[*len] = 0;
     return s;
 }
 
-static void message(int fd, char type, const char *data, uint32_t len)
+/* After an error, poll() shows that the connection is gone. */
+static void message(FILE *driver, char type, const char *data, uint32_t len)
 {
     uint32_t be = htonl(len);
 
-    write_all(fd, &type, 1);
-    write_all(fd, &be, sizeof(be));
-    write_all(fd, data, len);
+    fputc(type, driver);
+    fwrite(&be, sizeof(be), 1, driver);
+    fwrite(data, 1, len, driver);
+    fflush(driver);
 }
 
 /* Pass on what is in the pipe; false at its end. */
-static int output(int conn, int out)
+static int output(FILE *driver, int out)
 {
     static char buf[65536];
     ssize_t n = read(out, buf, sizeof(buf));
 
     if (n > 0) {
-        message(conn, 'O', buf, n);
+        message(driver, 'O', buf, n);
     }
     return n > 0;
 }
 
 static void serve(int conn)
 {
+    FILE *from = fdopen(conn, "r"), *to = fdopen(conn, "w");
     uint32_t cmd_len, in_len;
-    char *cmd = read_string(conn, &cmd_len);
-    char *in = read_string(conn, &in_len);
+    char *cmd = read_string(from, &cmd_len);
+    char *in = read_string(from, &in_len);
     int in_fd = memfd_create("stdin", MFD_CLOEXEC);
     int out[2];
 
-    if (in_fd < 0 || pipe2(out, O_CLOEXEC) < 0) {
+    if (in_fd < 0 || pipe2(out, O_CLOEXEC) < 0 || write(in_fd, in, in_len) != in_len) {
         exit(1);
     }
-    write_all(in_fd, in, in_len);
     lseek(in_fd, 0, SEEK_SET);
 
     pid_t pid = fork();
@@ -129,7 +107,7 @@ static void serve(int conn)
             waitpid(pid, NULL, 0); /* its ports and files are free when we end */
             exit(0);
         }
-        if (fds[1].revents && !output(conn, out[0])) {
+        if (fds[1].revents && !output(to, out[0])) {
             fds[1].fd = -1;
         }
         if (fds[0].revents) {
@@ -138,14 +116,14 @@ static void serve(int conn)
     }
     /* What the command left running may hold the pipe open: do not wait for it. */
     fcntl(out[0], F_SETFL, O_NONBLOCK);
-    while (output(conn, out[0])) {
+    while (output(to, out[0])) {
     }
     int status;
     waitpid(pid, &status, 0);
     char text[16];
     snprintf(text, sizeof(text), "%d",
              WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
-    message(conn, 'X', text, strlen(text));
+    message(to, 'X', text, strlen(text));
     shutdown(conn, SHUT_WR);
     exit(0);
 }

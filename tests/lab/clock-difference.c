@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * By how much the clocks of two machines differ that share a page of memory.
- * usage: clock-difference answer FILE       on one machine, until told to end
+ * usage: clock-difference answer FILE       on one machine, until it is killed
  *        clock-difference ask FILE          on the other one: prints, in its view of
  *                                           the first one, the difference of
  *                                           CLOCK_REALTIME in ns, that of the TSC, and
  *                                           the time in ns that the exchange took
  *        clock-difference set FILE          as ask, and then set CLOCK_REALTIME right
- *        clock-difference end FILE
  */
 #define _GNU_SOURCE
 #include <err.h>
@@ -21,7 +20,6 @@
 #include <x86intrin.h>
 
 #define ROUNDS  5000
-#define END     UINT32_MAX
 
 struct page {
     _Atomic uint32_t question, answer;
@@ -44,7 +42,7 @@ static void answer(struct page *p)
     p->question = 0;
     p->answer = 0;
 
-    while (last != END) {
+    for (;;) {
         uint32_t question = p->question;
 
         if (question != last) {
@@ -99,8 +97,6 @@ int main(int argc, char **argv)
     }
     if (!strcmp(argv[1], "answer")) {
         answer(p);
-    } else if (!strcmp(argv[1], "end")) {
-        p->question = END;
     } else {
         ask(p, !strcmp(argv[1], "set"));
     }

@@ -138,14 +138,16 @@ def migrate(pair: Pair, gap_s: float, postcopy: bool, meanwhile: Callable[[], No
         pair.destination.cmd("cont")
 
 
-def through_a_file(pair: Pair, gap_s: float, lazy: bool) -> None:
-    """Save the source's guest; after gap_s, resume it on the destination, which reads touched pages first if lazy."""
+def through_a_file(pair: Pair, gap_s: float, lazy: bool = False, mapped: bool = True) -> None:
+    """Save the source's guest, with mapped-ram or as a stream; after gap_s, resume it on the destination, which reads
+    touched pages first if lazy."""
     file = f"{pair.lab.tmp}/saved"
-    pair.source.set_capabilities("mapped-ram")
+    if mapped:
+        pair.source.set_capabilities("mapped-ram")
+        pair.destination.set_capabilities("mapped-ram", *["postcopy-ram"] * lazy)
     pair.source.cmd("migrate", uri=f"file:{file}")
     pair.source.wait_status("completed")
     pair.lab.run(f"sleep {gap_s}")
-    pair.destination.set_capabilities("mapped-ram", *["postcopy-ram"] * lazy)
     pair.destination.cmd("migrate-incoming", uri=f"file:{file}")
     pair.destination.wait_status("completed")
     pair.lab.run(f"rm {file}", check=True)
@@ -185,9 +187,12 @@ class ClockPair(Pair):
 
     def moved(self, gap_s: float = 0, postcopy: bool = False, meanwhile: Callable[[], None] = lambda: None) -> Any:
         """Migrate; if the destination was started with -S, let the guest stand still for gap_s. Returns a Jump."""
+        return self.moved_by(lambda: migrate(self, gap_s, postcopy, meanwhile))
+
+    def moved_by(self, move: Callable[[], object]) -> Any:
         self.source.wait_event("ready")
         was = self._offsets(self.source)
-        migrate(self, gap_s, postcopy, meanwhile)
+        move()
         return self.jump_since(was)
 
     def jump_since(self, was: list[int]) -> Any:

@@ -23,6 +23,8 @@ WAIT_MEDIANS = 2
 READBACK = {"source": 0xE9, "destination": 0xD5}
 PAYLOADS = {"x86_64": "build/tests", "aarch64": "build/tests-aarch64"}
 MACHINE = {"x86_64": "pc", "aarch64": "virt,gic-version=3"}
+# As in tests/guest/touch.h
+PATTERNS = ("disjoint", "shared", "samehuge", "zerowrite", "smm", "sequential", "strided", "hot")
 
 
 def payload(name: str = "touch", arch: str = "x86_64") -> str:
@@ -63,6 +65,8 @@ def arguments(side: str, log: str, cpus: int | str = 4, memory_mb: int | str = 1
         console = ["-serial", "chardev:report", "-fw_cfg", f"name=opt/side,string={side[0]}"]
     else:
         console = ["-device", f"isa-debugcon,iobase=0xe9,readback={READBACK[side]:#x},chardev=report"]
+    if "pattern" in parameters:
+        parameters["pattern"] = PATTERNS.index(str(parameters["pattern"]))
     text = " ".join(f"{key}={value}" for key, value in parameters.items())
     return [
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),

@@ -42,7 +42,7 @@ CPUS = {
 def domain(cpu: str = "host-passthrough", **parameters: int) -> str:
     """The Linux guest, which has no support for migration. cpu: of CPUS."""
     kernel, initrd = linux_guest.files()
-    words = " ".join(linux_guest.WORDS["x86_64"] + [f"guest.{k}={v}" for k, v in parameters.items()])
+    words = " ".join(linux_guest.WORDS["x86_64"] + [f"guest_{k}={v}" for k, v in parameters.items()])
     model, more = CPUS[cpu]
     return f"""<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>guest</name>

@@ -97,7 +97,7 @@ def arguments(report: str, log: str, cpus: int = 1, memory_mb: int = 160, machin
     exit at a reset. newer: the kernel NEWER. Parameters: see init.c."""
     # With a sanitizer, a second of the kernel's own work can take half a minute.
     words = [*WORDS[arch], "panic=-1", "nowatchdog" if SANITIZED else "", append]
-    words += [f"guest.{key}={value}" for key, value in parameters.items()]
+    words += [f"guest_{key}={value}" for key, value in parameters.items()]
     kernel, initrd = NEWER if newer else files(arch)
     return [
         *("-nodefaults", "-no-user-config", "-display", "none"), *("-no-reboot",) * (not reboot),

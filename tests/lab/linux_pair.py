@@ -3,7 +3,6 @@
 pair.py, with parameters of tests/linux-guest/init.c as options."""
 import struct
 import time
-from dataclasses import replace
 from typing import Any, Self
 
 from tests.lab import linux_guest
@@ -108,19 +107,6 @@ class LinuxPair(BasePair[LinuxSide]):
             self.source.signal("CONT")
             time.sleep(0.3)
         raise AssertionError(f"no task waits for a page: {counts}")
-
-    def next(self) -> None:
-        """Make the destination the source of another migration."""
-        end, self.source = self.source, self.destination
-        end.end()
-        plan = self.plans[0 if end.name == "source" else 1]
-        self.destination = self.launch(self.lab, replace(plan, arguments=self.plans[1].arguments, wrapper=()))
-        self.sides = [self.source, self.destination]
-        self.destination.connect()
-        for side in self.sides:
-            side.set_capabilities(*self.capabilities)
-        if self.exits:
-            self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
 
     def check_logs(self) -> None:
         for side in self.sides:

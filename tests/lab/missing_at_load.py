@@ -29,8 +29,8 @@ def loading(lab: Place, lie: Lie, lying: int = MAIN, until_waits: bool = True, c
     if lying == URGENT:
         # The background, on the other channel, would begin with the ring.
         source_options = (*source_options, *NO_FIRST)
-    with Pair(lab, capabilities=capabilities, mem=mem, zero=0, source_options=(*words, *source_options),
-              destination_options=words, **options) as pair:
+    with Pair(lab, capabilities=capabilities, mem=mem, zero=0, both_options=words, source_options=source_options,
+              **options) as pair:
         pair.source.wait_event("ready")
         # The guest writes this memory all the time, and pre-copy sends its end last: it is missing.
         boot = pair.source.report().the("boot")

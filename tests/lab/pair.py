@@ -9,6 +9,7 @@
 If the body fails, all output of the two QEMUs and the guest is kept, and the failure says where.
 """
 import contextlib
+import itertools
 import logging
 import re
 import shlex
@@ -18,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from qemu.qmp import ConnectError, QMPError, StateError
@@ -312,10 +313,6 @@ class BaseSide(ABC):
         """Whether a file is open whose name contains this."""
         return what in self.lab.run(f"ls -l /proc/$(cat {self.pidfile})/fd", check=True).output
 
-    def has_read_the_end(self) -> bool:
-        """Whether the end of the main channel, QEMU_VM_EOF, has been read."""
-        return ("qemu_loadvm_state_section", "0") in self.trace()
-
     def waiting_vcpus(self) -> set[int]:
         """vCPUs that wait for a page: in QEMU after an exit, or in the kernel's userfaultfd."""
         waiting = {}
@@ -411,8 +408,8 @@ AnyWire = TypeVar("AnyWire", bound=Wire)
 
 class BasePair(ABC, Generic[AnySide]):
     """exits: postcopy-fault-exits of the destination; backend: as for backends.memory();
-    capabilities: beside postcopy-ram, or None for pre-copy only; source_options,
-    destination_options: more words of their command lines; tls: directory in L1 with keys.psk;
+    capabilities: beside postcopy-ram, or None for pre-copy only; both_options, source_options,
+    destination_options: more words of the command lines; tls: directory in L1 with keys.psk;
     traced: write a trace, for Side.trace(); wrapper, source_wrapper: words before a side's command;
     destination_lab: another L1 for it; fetch: postcopy-fetch-channels of both sides, or of each, if the QEMU has it;
     other options: as for guest.arguments()."""
@@ -421,10 +418,11 @@ class BasePair(ABC, Generic[AnySide]):
 
     def __init__(self, lab: Place, exits: str | None = None, source: str = FORK, destination: str = FORK,
                  machine: str | None = None, memory_mb: int | str = 32, backend: str = "anonymous",
-                 capabilities: Sequence[str] | None = ("postcopy-preempt",), source_options: Sequence[str] = (),
-                 destination_options: Sequence[str] = (), cpus: int = 4, tls: str | None = None, traced: bool = True,
-                 wrapper: Sequence[str] = (), source_wrapper: Sequence[str] = (),
-                 destination_lab: Place | None = None, fetch: Fetch | tuple[Fetch, Fetch] = 0, **options: Any) -> None:
+                 capabilities: Sequence[str] | None = ("postcopy-preempt",), both_options: Sequence[str] = (),
+                 source_options: Sequence[str] = (), destination_options: Sequence[str] = (), cpus: int = 4,
+                 tls: str | None = None, traced: bool = True, wrapper: Sequence[str] = (),
+                 source_wrapper: Sequence[str] = (), destination_lab: Place | None = None,
+                 fetch: Fetch | tuple[Fetch, Fetch] = 0, **options: Any) -> None:
         self.lab = lab
         self.destination_lab = destination_lab or lab
         self.cpus = cpus
@@ -432,16 +430,16 @@ class BasePair(ABC, Generic[AnySide]):
         self.tls = tls
         self.fetch = fetch if isinstance(fetch, tuple) else (fetch, fetch)
         self.capabilities = () if capabilities is None else ("postcopy-ram", *capabilities)
-        self.ports = iter(range(FIRST_MIGRATION_PORT, FIRST_MIGRATION_PORT + 100))
+        self.ports = itertools.count(FIRST_MIGRATION_PORT)
         # So slow that nearly all memory is left for post-copy; a page takes half a second at most.
         self.precopy_bandwidth = 4 * MIB if "huge" in backend else 64 << 10
-        arguments = memory(backend, memory_mb)
+        arguments = [*memory(backend, memory_mb), *both_options]
         options |= {"machine": machine, "memory_mb": memory_mb, "cpus": cpus}
         self.options = options
         self.traced = traced
-        self.plans = (Plan("source", source, [*arguments, *source_options], source_wrapper),
+        self.plans = [Plan("source", source, [*arguments, *source_options], source_wrapper),
                       Plan("destination", destination, [*arguments, *destination_options, "-incoming", "defer"],
-                           wrapper))
+                           wrapper)]
         if tls:
             for plan, endpoint in zip(self.plans, ("client", "server"), strict=True):
                 plan.arguments += ["-object", f"tls-creds-psk,id=tls,endpoint={endpoint},dir={tls}"]
@@ -478,6 +476,19 @@ class BasePair(ABC, Generic[AnySide]):
             wire.cut()
         if error:
             error.add_note(keep_logs("postcopy", self.sides, self.more_logs()))
+
+    def next(self) -> None:
+        """Make the destination the source of another migration."""
+        end, self.source = self.source, self.destination
+        end.end()
+        plan = self.plans[0 if end.name == "source" else 1]
+        self.destination = self.launch(self.lab, replace(plan, arguments=self.plans[1].arguments, wrapper=()))
+        self.sides = [self.source, self.destination]
+        self.destination.connect()
+        for side in self.sides:
+            side.set_capabilities(*self.capabilities)
+        if self.exits:
+            self.destination.cmd("migrate-set-parameters", postcopy_fault_exits=self.exits)
 
     def more_logs(self) -> dict[str, bytes]:
         return {f"wire{n}.stream": bytes(wire.kept) for n, wire in enumerate(self.wires) if wire.kept}

@@ -36,40 +36,29 @@ static int lacks(off_t first, off_t end)
     return 0;
 }
 
-/* Returns -1, with errno, if the read must not wait and would have to */
-static int wait_for(const struct iovec *iov, int count, off_t offset, int flags)
-{
-    const char *us = getenv("SLOW_READ_US");
-    off_t end = offset;
-
-    for (int i = 0; i < count; i++) {
-        end += iov[i].iov_len;
-    }
-    if (!us || !lacks(offset, end)) {
-        return 0;
-    }
-    if (flags & RWF_NOWAIT) {
-        errno = EAGAIN;
-        return -1;
-    }
-    fetch(offset, end, us);
-    return 0;
-}
-
 ssize_t preadv64v2(int fd, const struct iovec *iov, int count, off_t offset, int flags)
 {
     static ssize_t (*next)(int, const struct iovec *, int, off_t, int);
+    const char *us = getenv("SLOW_READ_US");
+    off_t end = offset;
 
     next = next ? next : dlsym(RTLD_NEXT, "preadv64v2");
-    return wait_for(iov, count, offset, flags) ? -1 : next(fd, iov, count, offset, flags);
+    for (int i = 0; i < count; i++) {
+        end += iov[i].iov_len;
+    }
+    if (us && lacks(offset, end)) {
+        if (flags & RWF_NOWAIT) {
+            errno = EAGAIN;
+            return -1;
+        }
+        fetch(offset, end, us);
+    }
+    return next(fd, iov, count, offset, flags);
 }
 
 ssize_t preadv64(int fd, const struct iovec *iov, int count, off_t offset)
 {
-    static ssize_t (*next)(int, const struct iovec *, int, off_t);
-
-    next = next ? next : dlsym(RTLD_NEXT, "preadv64");
-    return wait_for(iov, count, offset, 0) ? -1 : next(fd, iov, count, offset);
+    return preadv64v2(fd, iov, count, offset, 0);
 }
 
 /* The kernel's begins to read, and what follows waits: the same time, sooner */

@@ -6,7 +6,8 @@
  *
  *     ms=1234 real=... writer0=17 writer1=... computer0=... forks0=... sweeps=... bad=0
  *
- * The parameters, on the kernel's command line, are numbers: see parameters below.
+ * The parameters are numbers, which the kernel passes on from its command line as variables of the environment: see
+ * parameters below.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -46,30 +47,27 @@ static struct parameter {
     const char *name;
     unsigned long value;
 } parameters[] = {
-    { "writers", 1 },                   /* threads that write and check memory at random */
-    { "computers", 1 },                 /* threads that compute */
-    { "forkers", 0 },                   /* threads that fork processes */
-    { "copiers", 0 },                   /* threads that let the kernel read user memory, and
+    { "guest_writers", 1 },             /* threads that write and check memory at random */
+    { "guest_computers", 1 },           /* threads that compute */
+    { "guest_forkers", 0 },             /* threads that fork processes */
+    { "guest_copiers", 0 },             /* threads that let the kernel read user memory, and
                                            a thread that interrupts all processors */
-    { "mem", 32 },                      /* MiB of memory, of all writers together */
-    { "interval", 250 },                /* ms between reports */
-    { "offline", 0 },                   /* a thread takes the last processor off and on */
-    { "clocks", 0 },                    /* threads, one per processor, that compare readings of all clocks */
-    { "ptp", 0 },                       /* phc2sys corrects the time of day by a PTP clock, which is
+    { "guest_mem", 32 },                /* MiB of memory, of all writers together */
+    { "guest_interval", 250 },          /* ms between reports */
+    { "guest_offline", 0 },             /* a thread takes the last processor off and on */
+    { "guest_clocks", 0 },              /* threads, one per processor, that compare readings of all clocks */
+    { "guest_ptp", 0 },                 /* phc2sys corrects the time of day by a PTP clock, which is
                                            this many seconds ahead: TAI - UTC */
-    { "disk", 0 },                      /* MiB of /dev/vda that a thread writes and reads, in twice
+    { "guest_disk", 0 },                /* MiB of /dev/vda that a thread writes and reads, in twice
                                            as much memory */
-    { "work", 0 },                      /* MiB of "mem" that a thread checks page by page, with rests */
-    { "kexec", 0 },                     /* ms after "ready" at which the kernel of /dev/vda takes over,
+    { "guest_work", 0 },                /* MiB of "guest_mem" that a thread checks page by page, with rests */
+    { "guest_kexec", 0 },               /* ms after "ready" at which the kernel of /dev/vda takes over,
                                            with the initial RAM disk of /dev/vdb */
 };
 
 enum { WRITERS, COMPUTERS, FORKERS, COPIERS, MEM, INTERVAL, OFFLINE, CLOCKS, PTP, DISK, WORK, KEXEC };
 
 #define P(what) (parameters[what].value)
-#define NO_KEXEC " guest.kexec=0"
-
-static char command_line[4096];
 
 /* Each array is in one page: tests read them in the guest's memory */
 static atomic_ulong writes[MAX_THREADS] __attribute__((aligned(sizeof(atomic_ulong) * MAX_THREADS)));
@@ -461,14 +459,20 @@ static int copied(const char *from, const char *to)
     return open(to, O_RDONLY);
 }
 
-/* The other kernel gets the same parameters, without "kexec" */
+/* The other kernel gets the same parameters, without "guest_kexec" */
 static void load_kernel(void)
 {
-    char line[sizeof(command_line) + sizeof(NO_KEXEC)];
-    int length = snprintf(line, sizeof(line), "%s" NO_KEXEC, command_line);
+    char line[4096];
+    ssize_t n = read(open("/proc/cmdline", O_RDONLY), line, sizeof(line) / 2);
 
+    if (n <= 0) {
+        complain("command line", 0, errno, 0);
+        return;
+    }
+    /* In place of the newline */
+    strcpy(line + n - 1, " guest_kexec=0");
     if (syscall(SYS_kexec_file_load, copied("/dev/vda", "/kernel"), copied("/dev/vdb", "/initrd"),
-                length + 1, line, 0)) {
+                strlen(line) + 1, line, 0)) {
         complain("kexec", 0, errno, 0);
     }
 }
@@ -511,22 +515,11 @@ static void start(void *(*run)(void *), unsigned long threads, int first_cpu, in
 
 static void read_parameters(void)
 {
-    char words[sizeof(command_line)], name[32];
-    unsigned long value;
-    FILE *f = fopen("/proc/cmdline", "r");
+    for (unsigned i = 0; i < sizeof(parameters) / sizeof(*parameters); i++) {
+        const char *value = getenv(parameters[i].name);
 
-    if (!f || fscanf(f, "%4095[^\n]", command_line) != 1) {
-        say("bad command line\n");
-    }
-    strcpy(words, command_line);
-    for (char *word = strtok(words, " "); word; word = strtok(NULL, " ")) {
-        if (sscanf(word, "guest.%31[^=]=%lu", name, &value) != 2) {
-            continue;
-        }
-        for (unsigned i = 0; i < sizeof(parameters) / sizeof(*parameters); i++) {
-            if (!strcmp(name, parameters[i].name)) {
-                parameters[i].value = value;
-            }
+        if (value) {
+            parameters[i].value = strtoul(value, NULL, 10);
         }
     }
 }

@@ -59,7 +59,7 @@ def until_all_sent(pair):
 def far_pair(lab, device, **options):
     """A pair whose guest does not touch the device's memory before let_go()."""
     return Pair(lab, memory_mb="32,slots=1,maxmem=1G", cpus=1, payload=guest.payload("far"), mem=FAR_MB,
-                source_options=device, destination_options=[*device, *Qtest.arguments(lab, "destination")], **options)
+                both_options=device, destination_options=Qtest.arguments(lab, "destination"), **options)
 
 
 def receive_all(pair):

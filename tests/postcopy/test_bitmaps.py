@@ -56,7 +56,7 @@ def test_writes_behind_a_sync(place):
     """QEMU is notified of each write, wherever the RAM block lies: a DIMM's is before the machine's memory."""
     options = ("-m", "48M,slots=1,maxmem=1G", "-object", "memory-backend-ram,id=near,size=16M",
                "-device", "pc-dimm,memdev=near")
-    with Pair(place, exits=None, memory_mb=48, source_options=options, destination_options=options) as pair:
+    with Pair(place, exits=None, memory_mb=48, both_options=options) as pair:
         pair.start(bandwidth=64 * MIB)
         until(lambda: ram(pair)["dirty-sync-count"] > 4, "syncs of what has been written")
         pair.source.cmd("migrate-set-parameters", downtime_limit=20000)
@@ -81,7 +81,7 @@ def test_discards_before_the_guest_stops(place, destination):
     """Except the memory of a display, which the destination may read at any time: it would find zeros indefinitely."""
     vga = "-device", "VGA,romfile="
     with Pair(place, destination=destination, memory_mb=160, mem=128, pattern="hot", cpus=2,
-              source_options=vga, destination_options=vga, **CHANNELS["preempt"]) as pair:
+              both_options=vga, **CHANNELS["preempt"]) as pair:
         # The guest writes faster than this, so that memory has been sent once and is dirty in many places
         pair.start(bandwidth=1 << 30)
         until(lambda: ram(pair)["dirty-sync-count"] >= 3, "pre-copy's third pass", timeout=120)

@@ -79,8 +79,7 @@ def test_plugged_cpus(lab):
     """Three of four vCPUs are not in -smp's count."""
     words = ["-smp", "1,sockets=4,maxcpus=4",
              *(w for i in (1, 2, 3) for w in ("-device", f"max-x86_64-cpu,socket-id={i},core-id=0,thread-id=0"))]
-    with Pair(lab, exits="on", capabilities=CAPABILITIES, cpus=1, mem=16,
-              source_options=words, destination_options=words) as pair:
+    with Pair(lab, exits="on", capabilities=CAPABILITIES, cpus=1, mem=16, both_options=words) as pair:
         pair.postcopy()
         pair.destination.wait_status("completed")
         pair.finish()

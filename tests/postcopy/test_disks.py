@@ -16,10 +16,6 @@ LOCK = 'Failed to get "write" lock'
 CANNOT_CHECK = "QEMU cannot check that"
 
 
-def both(words):
-    return {"source_options": words, "destination_options": words}
-
-
 def to_the_package(pair):
     """The source has stopped the guest and deactivated its disks, and receives nothing more; the destination has not
     received the packaged device state yet."""
@@ -42,7 +38,7 @@ def runs(side):
 def test_source_does_not_take_disks_that_are_in_use(place):
     """The destination runs the guest, without an answer to the source, which cannot be made to run it as well."""
     _, words = shared_disk(place)
-    with Pair(place, mem=8, **both(words)) as pair:
+    with Pair(place, mem=8, both_options=words) as pair:
         wire = to_the_package(pair)
         wire.go()
         until(lambda: runs(pair.destination), "the guest runs on the destination")
@@ -60,7 +56,7 @@ def test_source_does_not_take_disks_that_are_in_use(place):
 def test_source_takes_its_disks_back(place):
     """The lock is free: no QEMU uses the disks."""
     _, words = shared_disk(place)
-    with Pair(place, mem=8, **both(words)) as pair:
+    with Pair(place, mem=8, both_options=words) as pair:
         wire = to_the_package(pair)
         pair.destination.signal("KILL")
         cut(pair, wire)
@@ -76,7 +72,7 @@ def test_source_takes_its_disks_back(place):
 def test_word_of_the_operator(place, disk, by):
     """Without a lock, the operator decides."""
     words = shared_disk(place, *disk)[1] if disk else ()
-    with Pair(place, mem=8, **both(words)) as pair:
+    with Pair(place, mem=8, both_options=words) as pair:
         wire = to_the_package(pair)
         pair.destination.signal("KILL")
         cut(pair, wire)
@@ -116,7 +112,7 @@ def test_destination_cannot_take_its_disks(place, in_use, way, start):
     and cont was used before the guest was received."""
     image, words = shared_disk(place)
     stopped = ("-S",) if start == "cont" else ()
-    with Pair(place, mem=8, source_options=words, destination_options=(*words, *stopped),
+    with Pair(place, mem=8, both_options=words, destination_options=stopped,
               capabilities=() if way == "post-copy" else None) as pair:
         if stopped:
             pair.destination.cmd("cont")
@@ -142,7 +138,7 @@ def test_destination_cannot_take_its_disks(place, in_use, way, start):
 def test_source_that_failed_does_not_run_without_its_disks(place, in_use):
     """The destination cannot load the devices: otherwise the source would resume the guest by itself."""
     image, words = shared_disk(place)
-    with Pair(place, mem=8, source_options=(*words, "-device", "pvpanic-pci"), destination_options=words) as pair:
+    with Pair(place, mem=8, both_options=words, source_options=("-device", "pvpanic-pci")) as pair:
         pair.source.wait_ready()
         free = in_use(image)
         pair.start()
@@ -187,7 +183,7 @@ def test_guest_that_is_stopped_stays_so(place, way, runs_early):
 def test_guest_that_is_stopped_goes_on_to_a_third_host(lab):
     """Nothing has activated its disk meanwhile."""
     _, words = shared_disk(lab)
-    with LinuxPair(lab, mem=16, source_options=words, destination_options=words) as pair:
+    with LinuxPair(lab, mem=16, both_options=words) as pair:
         pair.source.wait_ready()
         pair.source.cmd("stop")
         for hop in range(2):
@@ -233,7 +229,7 @@ def test_disk_is_copied_beside_postcopy(place):
 def test_quit_waits_for_the_migration_thread(place, when):
     """The thread uses the disks, which QEMU would close; and it resumes no guest that the destination may run."""
     _, words = shared_disk(place)
-    with Pair(place, source=INJECT, mem=8, **both(words)) as pair:
+    with Pair(place, source=INJECT, mem=8, both_options=words) as pair:
         inject = pair.source.inject
         if when == "pre-copy":
             pair.start()

@@ -13,21 +13,6 @@ from tests.lab.text import search
 from tests.postcopy.steps import DIMM, FAR_MB, far_pair, let_go, receive_all
 
 TIMES = 150
-KSM = "/sys/kernel/mm/ksm"
-
-
-@pytest.fixture
-def swap(lab):
-    lab.run("mkswap /dev/ram0 && swapon /dev/ram0", check=True)
-    yield
-    lab.run("swapoff /dev/ram0", check=True)
-
-
-@pytest.fixture
-def ksm(lab):
-    lab.run(f"echo 10000 >{KSM}/pages_to_scan; echo 0 >{KSM}/sleep_millisecs", check=True)
-    yield
-    lab.run(f"echo 2 >{KSM}/run", check=True)
 
 
 @contextlib.contextmanager
@@ -68,11 +53,11 @@ def test_merged(lab, ksm, by):
     """All pages of the device are one, mapped read-only, until the guest writes to them."""
     pages = FAR_MB << 8
     with all_has_come(lab, seed=1) as (pair, faults):
-        lab.run(f"echo 1 >{KSM}/run", check=True)
+        lab.run(f"echo 1 >{ksm}/run", check=True)
         merged = f"cat /proc/$(cat {pair.destination.pidfile})/ksm_merging_pages"
         until(lambda: int(lab.run(merged, check=True).output) > 0.9 * pages, "pages are merged")
         before = pair.faults()["populated"]
-        lab.run(f"echo 0 >{KSM}/run", check=True)
+        lab.run(f"echo 0 >{ksm}/run", check=True)
     # One exit populates all received pages of its 64 KiB.
     populated = faults["populated"] - before
     assert populated == 0 if by == USERFAULT else populated > 0.9 * pages / 16
@@ -80,19 +65,15 @@ def test_merged(lab, ksm, by):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exits", ["auto", "on"])
-def test_kernel_cannot_populate(lab, exits):
+def test_kernel_cannot_populate(lab, hide, exits):
     """MADV_POPULATE_WRITE is of Linux 5.14. Without it, a present page that is mapped read-only would
     end the guest."""
-    switch = "/sys/module/madvise/parameters/populate"
-    lab.run(f"echo N >{switch}", check=True)
-    try:
-        with Pair(lab, exits=exits, mem=8, pattern="zerowrite", zero=60) as pair:
-            if exits == "on":
-                with pytest.raises(ExecuteError, match="MADV_POPULATE_WRITE"):
-                    pair.listen()
-                return
-            pair.postcopy()
-            pair.finish()
-            assert pair.faults()["exits"] == 0
-    finally:
-        lab.run(f"echo Y >{switch}", check=True)
+    hide("populate")
+    with Pair(lab, exits=exits, mem=8, pattern="zerowrite", zero=60) as pair:
+        if exits == "on":
+            with pytest.raises(ExecuteError, match="MADV_POPULATE_WRITE"):
+                pair.listen()
+            return
+        pair.postcopy()
+        pair.finish()
+        assert pair.faults()["exits"] == 0

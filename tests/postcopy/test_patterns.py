@@ -183,16 +183,6 @@ def slots(trace):
 @pytest.mark.parametrize("machine, spaces", listed(
     ("q35,smm=on", {0, SMRAM}), ("pc", {0, SMRAM}), ("pc,smm=off", {0}), quick=[("q35,smm=on", {0, SMRAM})]))
 def test_flags(lab, machine, spaces, by):
-    flags_of(lab, machine, spaces, by)
-
-
-@both_interfaces
-@on_aarch64()
-def test_flags_on_aarch64(lab, by):
-    flags_of(lab, None, {0}, by)
-
-
-def flags_of(lab, machine, spaces, by):
     with Pair(lab, exits="on", mem=8, machine=machine) as pair:
         pair.postcopy()
         pair.finish()
@@ -214,3 +204,9 @@ def flags_of(lab, machine, spaces, by):
             assert {space for (space, _, _), flags in now.items() if flags & EXIT_ON_MISSING} == spaces
     assert not any(flags & EXIT_ON_MISSING for flags in steps[disabled][1].values())
     assert not any(flags & EXIT_ON_MISSING for flags in steps[-1][1].values())
+
+
+@both_interfaces
+@on_aarch64()
+def test_flags_on_aarch64(lab, by):
+    test_flags(lab, None, {0}, by)

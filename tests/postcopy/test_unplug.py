@@ -103,8 +103,8 @@ def test_unplug_pci(lab, kind, device):
     hotplug = HOTPLUG[kind]
     lab.write_file(ROM, bytes(64 << 10))
     options = [*hotplug.behind, *device[:-1], f"{device[-1]},id=pci,{hotplug.address}"]
-    with Pair(lab, machine=hotplug.machine, memory_mb="32,slots=1,maxmem=1G", source_options=options,
-              destination_options=[*options, *Qtest.arguments(lab, "destination")]) as pair:
+    with Pair(lab, machine=hotplug.machine, memory_mb="32,slots=1,maxmem=1G", both_options=options,
+              destination_options=Qtest.arguments(lab, "destination")) as pair:
         destination = pair.destination
         names = {"pci", "first"} if kind == "acpi" else {"pci"}
         def there():

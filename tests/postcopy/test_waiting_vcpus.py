@@ -108,8 +108,8 @@ def asleep(place, monkeypatch):
     """A paused pair whose vCPUs sleep in the kernel, where TCG, unlike KVM on x86, cannot kick them."""
     monkeypatch.setattr(place, "qemu_words", ("-accel", "tcg", "-cpu", "max"))
     more = "-device", "virtio-balloon-pci", "-smp", "maxcpus=3", *DISK
-    with Pair(place, mem=8, cpus=2, source_options=more,
-              destination_options=(*more, *Qtest.arguments(place, "destination"))) as pair:
+    with Pair(place, mem=8, cpus=2, both_options=more,
+              destination_options=Qtest.arguments(place, "destination")) as pair:
         wire = pair.wire(pair.listen())
         pair.midst(wire.uri, bandwidth=64 << 10)
         wire.cut()

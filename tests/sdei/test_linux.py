@@ -4,12 +4,11 @@
 The guest is the lab's Linux 7.3, whose service for NMIs (CONFIG_ARM_SDEI_NMI) lets one CPU signal the others
 by event 0.
 """
-import os
 import re
-import subprocess
 
 import pytest
 
+from tests.lab.initramfs import tool
 from tests.lab.lab import Lab
 from tests.lab.pair import BasePair, BaseSide, until
 from tests.lab.paths import LAB
@@ -69,8 +68,7 @@ class LinuxPair(BasePair[LinuxSide]):
 @pytest.mark.aarch64
 @pytest.mark.parametrize("way", ["precopy", "postcopy"])
 def test_driver(way):
-    image = subprocess.run([LAB / "kernel" / "build", "aarch64"], env=os.environ | {"LINUX": "7.3"},
-                           stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    image = tool("env", "LINUX=7.3", LAB / "kernel" / "build", "aarch64").strip()
     with Lab(name="sdei-linux", arch="aarch64", extra=[image]) as lab:
         lab.run("mkdir -p /tmp/guest/bin /tmp/guest/proc /tmp/guest/sys", check=True)
         lab.write_file("/tmp/guest/init", INIT, 0o755)

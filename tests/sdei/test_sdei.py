@@ -144,11 +144,8 @@ def test_reset(lab):
 def test_off_by_default(lab, qemu):
     """The guest exits at once, perhaps before QEMU's monitor is connected."""
     side = Side(lab, "source", qemu, (), payload())
-    try:
-        assert side.job.wait().rc == 0
-        assert side.report().all("none")
-    finally:
-        side.end()
+    assert side.job.wait().rc == 0
+    assert side.report().all("none")
 
 
 def run(lab, words, inject=""):

@@ -144,7 +144,7 @@ def test_virtio_of_linux(place):
         assert lines() > before, "the port was not used while the snapshot was taken"
         until(machine.load().checked, "the restored guest reports, and has checked its memory")
         before = lines()
-        until(lambda: lines() > before, "the guest goes on")
+        until(lambda: lines() > before, "the guest runs")
         machine.side.check_log()
 
 

@@ -119,39 +119,29 @@ def test_unplugged_memory(lab):
         machine.restore()
 
 
-def test_swapped_pages_are_data(lab):
-    lab.run("mkswap /dev/ram0 && swapon /dev/ram0", check=True)
-    try:
-        with Machine(lab, memory_mb=64, mem=8) as machine:
-            machine.side.cmd("stop")
-            lab.run(f"build/tests/pageout $(cat {machine.side.pidfile})", check=True)
-            swapped_kib = int(search(r"VmSwap:\s*(\d+)", machine.proc("status"))[1])
-            assert SANITIZED or swapped_kib > 8 << 10
-            machine.side.cmd("cont")
-            machine.take()
-            machine.restore()
-    finally:
-        lab.run("swapoff /dev/ram0", check=True)
+def test_swapped_pages_are_data(lab, swap):
+    with Machine(lab, memory_mb=64, mem=8) as machine:
+        machine.side.cmd("stop")
+        address = search(r" is (0x\w+)", machine.side.hmp("gpa2hva 0"))[1]
+        lab.run(f"build/tests/pageout $(cat {machine.side.pidfile}) {address} {64 * MIB}", check=True)
+        swapped_kib = int(search(r"VmSwap:\s*(\d+)", machine.proc("status"))[1])
+        assert SANITIZED or swapped_kib > 8 << 10
+        machine.side.cmd("cont")
+        machine.take()
+        machine.restore()
 
 
 @pytest.mark.slow
-def test_merged_pages_are_data(lab):
+def test_merged_pages_are_data(lab, ksm):
     """KSM makes one page of many, and forgets that userfaultfd protected them."""
-    ksm = "/sys/kernel/mm/ksm"
-    lab.run(f"echo 10000 >{ksm}/pages_to_scan; echo 0 >{ksm}/sleep_millisecs", check=True)
-    try:
-        with Machine(lab, memory_mb=64, mem=4, cpus=1, taker=Qtest.arguments(lab)) as machine, \
-                Qtest(lab) as qtest:
-            start, size = 32 * MIB, 8 * MIB
-            qtest.memset(start, size, 0x55)
-            start_unread(machine)
-            lab.run(f"echo 1 >{ksm}/run", check=True)
-            until(lambda: int(lab.run(f"cat {ksm}/pages_sharing").output) > size // 4096 * 0.9,
-                  "pages are merged")
-            lab.run(f"touch {GO}")
-            machine.wait()
-            machine.restore(keep=True)
-            with Qtest(lab, "destination") as restored:
-                assert restored.read(start, size) == b"\x55" * size
-    finally:
-        lab.run(f"echo 2 >{ksm}/run", check=True)
+    with Machine(lab, memory_mb=64, mem=4, cpus=1, taker=Qtest.arguments(lab)) as machine, Qtest(lab) as qtest:
+        start, size = 32 * MIB, 8 * MIB
+        qtest.memset(start, size, 0x55)
+        start_unread(machine)
+        lab.run(f"echo 1 >{ksm}/run", check=True)
+        until(lambda: int(lab.run(f"cat {ksm}/pages_sharing").output) > size // 4096 * 0.9, "pages are merged")
+        lab.run(f"touch {GO}")
+        machine.wait()
+        machine.restore(keep=True)
+        with Qtest(lab, "destination") as restored:
+            assert restored.read(start, size) == b"\x55" * size

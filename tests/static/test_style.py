@@ -6,9 +6,9 @@ import sys
 from tests.lab.paths import ROOT
 
 
-def run(*command):
-    done = subprocess.run([str(word) for word in command], cwd=ROOT, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def run(*command, cwd=ROOT, **options):
+    done = subprocess.run([str(word) for word in command], cwd=cwd, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -149,6 +149,7 @@ static void start(bool shared)
 {
     int fd = -1;
 
+    alarm(patience);
     wakes = 0;
     qatomic_set(&quit, false);
     if (shared) {
@@ -171,6 +172,7 @@ static void start(bool shared)
 
 static void end(void)
 {
+    alarm(0);
     postcopy_requests_stop(requests);
     requests_end();
     munmap(ram, PAGES * page_size);
@@ -185,7 +187,6 @@ static void test_nobody_sleeps_on(const void *shared)
     QemuThread readers[READERS], faults, urgent;
 
     start(shared);
-    alarm(patience);
     start_thread(&faults, fault_thread, NULL);
     start_thread(&urgent, urgent_thread, NULL);
     for (unsigned i = 0; i < READERS; i++) {
@@ -198,7 +199,6 @@ static void test_nobody_sleeps_on(const void *shared)
     for (unsigned i = 0; i < READERS; i++) {
         qemu_thread_join(&readers[i]);
     }
-    alarm(0);
     qatomic_set(&quit, true);
     qemu_thread_join(&faults);
     send_page(PAGES);
@@ -214,7 +214,6 @@ static void test_late_fault(const void *shared)
     struct pollfd pfd = { .fd = ufd, .events = POLLIN };
 
     start(shared);
-    alarm(patience);
     /* The reader begins with page 0, and finds all other pages */
     for (unsigned page = 1; page < PAGES; page++) {
         place(page);
@@ -224,7 +223,6 @@ static void test_late_fault(const void *shared)
     place(0);
     start_thread(&faults, fault_thread, NULL);
     qemu_thread_join(&reader);
-    alarm(0);
     qatomic_set(&quit, true);
     qemu_thread_join(&faults);
     g_assert_cmpint(wakes, ==, 1);

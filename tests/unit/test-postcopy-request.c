@@ -520,14 +520,12 @@ static void test_stress(void)
         memset(asked, 0, sizeof(asked));
         vcpus_left = VCPUS;
         requests_start(NULL);
+        start_thread(&source, stress_source, NULL);
         for (int i = 0; i < VCPUS; i++) {
             postcopy_waiter_init(&waiters[i]);
-        }
-        start_thread(&source, stress_source, NULL);
-        start_thread(&kick, stress_kick, NULL);
-        for (int i = 0; i < VCPUS; i++) {
             start_thread(&vcpus[i], stress_vcpu, &waiters[i]);
         }
+        start_thread(&kick, stress_kick, NULL);
         for (int i = 0; i < VCPUS; i++) {
             qemu_thread_join(&vcpus[i]);
         }

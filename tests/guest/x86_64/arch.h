@@ -32,6 +32,8 @@ PORT_ACCESS(b, 8)
 PORT_ACCESS(w, 16)
 PORT_ACCESS(l, 32)
 
+#define LAPIC_REG(reg) (*(volatile uint32_t *)(uintptr_t)(LAPIC + (reg)))
+
 static inline void pause(void)
 {
     asm volatile("pause" : : : "memory");

@@ -11,24 +11,9 @@
 #define VECTOR                  32
 #define GUEST_STOPPED           2
 #define VMCLOCK                 0xfeffb000
+#define VMCLOCK_WORDS           13
 
 struct pvclock pv_pages[MAX_CPUS];
-
-/* Written by QEMU; the layout is the guest's interface. */
-struct vmclock {
-    uint32_t magic, size;
-    uint16_t version;
-    uint8_t counter_id, time_type;
-    uint32_t seq_count;
-    uint64_t disruption_marker, flags;
-    uint8_t pad[2], clock_status, leap_second_smearing_hint;
-    uint16_t tai_offset_sec;
-    uint8_t leap_indicator, counter_period_shift;
-    uint64_t counter_value, counter_period_frac_sec;
-    uint64_t counter_period_esterror_rate, counter_period_maxerror_rate;
-    uint64_t time_sec, time_frac_sec;
-    uint64_t time_esterror_nanosec, time_maxerror_nanosec;
-};
 
 /* The timer of processor 0, which only processor 0 uses */
 static uint64_t deadline;
@@ -42,8 +27,7 @@ void start_clocks(uint32_t cpu)
     barrier();
     if (cpu == 0 && par.deadline_ms) {
         deadline = ticks() + par.deadline_ms * khz;
-        *(volatile uint32_t *)(uintptr_t)(LAPIC + LAPIC_LVT_TIMER)
-            = LVT_TSC_DEADLINE | VECTOR;
+        LAPIC_REG(LAPIC_LVT_TIMER) = LVT_TSC_DEADLINE | VECTOR;
         asm volatile("mfence" : : : "memory");
         wrmsr(MSR_TSC_DEADLINE, deadline);
     }
@@ -75,40 +59,26 @@ void have_reported(uint32_t cpu)
     pv_pages[cpu].flags &= ~GUEST_STOPPED;
 }
 
-/* The device's time of day when the TSC is @tsc, by its specification. */
-static uint64_t vmclock_ns(const struct vmclock *clk, uint64_t tsc)
-{
-    unsigned __int128 passed = (unsigned __int128)(tsc - clk->counter_value)
-        * clk->counter_period_frac_sec >> clk->counter_period_shift;
-
-    passed += clk->time_frac_sec;
-    return (clk->time_sec + (uint64_t)(passed >> 64)) * 1000000000
-        + (uint64_t)((unsigned __int128)(uint64_t)passed * 1000000000 >> 64);
-}
-
+/* The device's page, of which the upper half of word 1 counts the changes */
 static void report_vmclock(uint32_t move)
 {
     static uint64_t reported;
-    volatile struct vmclock *page = (void *)(uintptr_t)VMCLOCK;
-    struct vmclock clk;
-    uint64_t tsc;
+    const volatile uint64_t *page = (void *)(uintptr_t)VMCLOCK;
+    uint64_t w[VMCLOCK_WORDS], changes, tsc;
 
     if (ticks() - reported < 1000000000) {
         return;
     }
     do {
-        clk = *(struct vmclock *)page;
-        asm volatile("" : : : "memory");
+        changes = page[1] >> 32;
+        for (int i = 0; i < VMCLOCK_WORDS; i++) {
+            w[i] = page[i];
+        }
         tsc = ticks();
-        asm volatile("" : : : "memory");
-    } while (clk.seq_count & 1 || clk.seq_count != page->seq_count);
-    report("'vmclock', 'tsc': %u, 'ns': %u, 'magic': %u, 'counter_id': %u, "
-           "'time_type': %u, 'status': %u, 'flags': %u, 'maxerror': %u, "
-           "'marker': %u, 'move': %u",
-           tsc, vmclock_ns(&clk, tsc), (uint64_t)clk.magic,
-           (uint64_t)clk.counter_id, (uint64_t)clk.time_type,
-           (uint64_t)clk.clock_status, clk.flags, clk.time_maxerror_nanosec,
-           clk.disruption_marker, (uint64_t)move);
+    } while (changes & 1 || changes != page[1] >> 32);
+    report("'vmclock', 'move': %u, 'tsc': %u, 'page': [%u, %u, %u, %u, %u, "
+           "%u, %u, %u, %u, %u, %u, %u, %u]", (uint64_t)move, tsc, w[0], w[1],
+           w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12]);
     reported = ticks();
 }
 

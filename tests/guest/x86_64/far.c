@@ -25,12 +25,6 @@ static void map_pages(void)
     pdpt[PAGES >> 30] = (uintptr_t)directory | PRESENT;
 }
 
-static bool may_go(void)
-{
-    outb(0x70, CMOS_GO);
-    return inb(0x71);
-}
-
 void run_payload(uint32_t cpu)
 {
     if (cpu == 0) {
@@ -40,7 +34,8 @@ void run_payload(uint32_t cpu)
     write_until_moved(cpu);
     if (cpu == 0) {
         report("'timing'");
-        pause_while(!may_go());
+        outb(0x70, CMOS_GO);
+        pause_while(!inb(0x71));
     }
     touch_downwards(cpu);
 }

@@ -1,20 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
-/*
- * Guest physical addresses, used by assembly, C and the linker scripts.
- *   0x8000      AP_ADDR     where application processors start
- *   0x38000     SMI_ADDR    SMI handler (SMBASE 0x30000 + 0x8000)
- *   0x100000    LOAD_ADDR   the payload, then its tables and stacks
- *   after that              metadata, samples, then the memory under test
- *   0xffff0000  ROM_START   the image
- */
+/* Guest physical addresses, used by assembly, C and the linker script */
 #ifndef LAYOUT_H
 #define LAYOUT_H
 
 #define ROM_START   0xffff0000
 #define ROM_SIZE    0x10000
-#define AP_ADDR     0x8000
-#define SMI_ADDR    0x38000
-#define LOAD_ADDR   0x100000
+#define AP_ADDR     0x8000          /* where application processors start */
+#define SMI_ADDR    0x38000         /* of the handler: SMBASE 0x30000 + 0x8000 */
+#define LOAD_ADDR   0x100000        /* see memory_layout() for what follows */
 #define RAM_START   0
 #define RAM_MOST    0x80000000      /* q35 and pc: all of it below 4 GiB */
 #define LAPIC       0xfee00000

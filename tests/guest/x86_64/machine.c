@@ -26,16 +26,6 @@ static struct gate {
     uint32_t offset_high, reserved;
 } idt[VECTORS];
 
-static uint32_t lapic_read(uint32_t reg)
-{
-    return *(volatile uint32_t *)(uintptr_t)(LAPIC + reg);
-}
-
-static void lapic_write(uint32_t reg, uint32_t value)
-{
-    *(volatile uint32_t *)(uintptr_t)(LAPIC + reg) = value;
-}
-
 static void exception(void)
 {
     die("exception in the guest");
@@ -64,7 +54,7 @@ void set_up_interrupts(void)
     }
     set_handler(WAKE_VECTOR, wake_interrupt, false);
     asm volatile("lidt %0" : : "m"(ptr));
-    lapic_write(LAPIC_SVR, 0x1ff);              /* enable */
+    LAPIC_REG(LAPIC_SVR) = 0x1ff;               /* enable */
     /* Off, as with APICs: the PIC's timer would interrupt indefinitely */
     outb(0x21, 0xff);
     outb(0xa1, 0xff);
@@ -133,21 +123,21 @@ void start_cpus(void)
     if (par.cpus == 1) {
         return;
     }
-    lapic_write(LAPIC_ICR_HIGH, 0);
-    lapic_write(LAPIC_ICR_LOW, ICR_INIT_OTHERS);
+    LAPIC_REG(LAPIC_ICR_HIGH) = 0;
+    LAPIC_REG(LAPIC_ICR_LOW) = ICR_INIT_OTHERS;
     delay_ms(10);
-    lapic_write(LAPIC_ICR_LOW, ICR_SIPI_OTHERS | AP_ADDR >> 12);
+    LAPIC_REG(LAPIC_ICR_LOW) = ICR_SIPI_OTHERS | AP_ADDR >> 12;
     wait_for_started();
 }
 
 void wake_others(void)
 {
-    lapic_write(LAPIC_ICR_LOW, ICR_OTHERS | WAKE_VECTOR);
+    LAPIC_REG(LAPIC_ICR_LOW) = ICR_OTHERS | WAKE_VECTOR;
 }
 
 void end_of_interrupt(void)
 {
-    lapic_write(LAPIC_EOI, 0);
+    LAPIC_REG(LAPIC_EOI) = 0;
 }
 
 void wait_for_wake(void)
@@ -161,8 +151,8 @@ void smi_increment(volatile uint64_t *word)
     uint64_t start = ticks();
 
     smi_target = (uintptr_t)word;
-    lapic_write(LAPIC_ICR_HIGH, lapic_read(LAPIC_ID));
-    lapic_write(LAPIC_ICR_LOW, ICR_SMI);
+    LAPIC_REG(LAPIC_ICR_HIGH) = LAPIC_REG(LAPIC_ID);
+    LAPIC_REG(LAPIC_ICR_LOW) = ICR_SMI;
     while (smi_target) {
         if (ticks() - start > 20000 * khz) {
             die("the SMI did not come: is smm=on?");

@@ -314,8 +314,7 @@ static const char *const names[] = {
 static void replace(GByteArray *a, size_t at, size_t old, const void *bytes,
                    size_t size)
 {
-    g_autofree void *tail = g_memdup2(a->data + at + old, a->len - at - old);
-    size_t tail_size = a->len - at - old;
+    size_t tail = a->len - at - old;
 
     for (size_t i = 0; size != old && i + 9 <= at && below(8); i++) {
         uint32_t length = ldl_be_p(a->data + i + 5);
@@ -325,13 +324,12 @@ static void replace(GByteArray *a, size_t at, size_t old, const void *bytes,
             stl_be_p(a->data + i + 5, length + size - old);
         }
     }
-    g_byte_array_set_size(a, at);
+    g_byte_array_set_size(a, at + MAX(old, size) + tail);
+    memmove(a->data + at + size, a->data + at + old, tail);
     if (size) {
-        g_byte_array_append(a, bytes, size);
+        memcpy(a->data + at, bytes, size);
     }
-    if (tail_size) {
-        g_byte_array_append(a, tail, tail_size);
-    }
+    g_byte_array_set_size(a, at + size + tail);
 }
 
 static uint64_t chosen_number(uint64_t was, int size)
