@@ -129,7 +129,7 @@ struct PostcopyFile {
     int fd;
     /* The file system may support RWF_NOWAIT.  Atomic. */
     bool nowait;
-    /* The file system has no disk below it */
+    /* The file system has no disk below it.  Atomic. */
     bool memory;
     /*
      * No more is read until a recovery, or at all.  Atomic; the thread that
@@ -137,8 +137,6 @@ struct PostcopyFile {
      * outstanding pages are listed.
      */
     bool paused;
-    /* Set before @paused is cleared: file_thread() is to request pages again */
-    bool ask_again;
     /* Posted by the thread that has cleared @paused */
     QemuSemaphore recovered;
     /*
@@ -185,6 +183,15 @@ bool postcopy_file_check(Error **errp)
     error_setg(errp, "A guest that runs while its memory is in a file (mapped-"
                "ram with postcopy-ram) has no use for %s: switch it off", what);
     return false;
+}
+
+void postcopy_file_unlock(QEMUFile *f)
+{
+    QIOChannel *ioc = qemu_file_get_ioc(f);
+
+    if (object_dynamic_cast(OBJECT(ioc), TYPE_QIO_CHANNEL_FILE)) {
+        qemu_unlock_fd(QIO_CHANNEL_FILE(ioc)->fd, 0, 0);
+    }
 }
 
 bool postcopy_file_lock(int fd, Error **errp)
@@ -241,6 +248,8 @@ static void file_free(MigrationIncomingState *mis)
         return;
     }
     mis->postcopy->file = NULL;
+    /* Others may have the descriptor, of an fdset */
+    qemu_unlock_fd(file->fd, 0, 0);
     close(file->fd);
     g_array_unref(file->blocks);
     while ((task = QTAILQ_FIRST(&file->tasks))) {
@@ -279,6 +288,14 @@ static int file_dup(QEMUFile *f, Error **errp)
     return fd;
 }
 
+/* How @file->fd, which was opened or replaced, can be read */
+static void file_look(struct PostcopyFile *file)
+{
+    qatomic_set(&file->memory,
+                qemu_fd_getfs(file->fd) == QEMU_FS_TYPE_TMPFS);
+    qatomic_set(&file->nowait, true);
+}
+
 static struct PostcopyFile *file_new(QEMUFile *f, Error **errp)
 {
     int fd = file_dup(f, errp);
@@ -289,8 +306,7 @@ static struct PostcopyFile *file_new(QEMUFile *f, Error **errp)
     }
     file = g_new0(struct PostcopyFile, 1);
     file->fd = fd;
-    file->nowait = true;
-    file->memory = qemu_fd_getfs(fd) == QEMU_FS_TYPE_TMPFS;
+    file_look(file);
     file->blocks = g_array_new(false, false, sizeof(PostcopyFileBlock));
     g_array_set_clear_func(file->blocks, file_block_clear);
     QTAILQ_INIT(&file->tasks);
@@ -433,6 +449,10 @@ static int file_block_holes(MigrationIncomingState *mis, PostcopyFileBlock *b,
     ram_addr_t least = MAX(HOLE_SIZE, length / HOLES_MAX);
     int ret = 0;
 
+    /* A backend's userfaultfd misses a hole that no page of its file fills */
+    if (qemu_ram_is_shared(b->rb) && mis->postcopy_remote_fds->len) {
+        return 0;
+    }
     for (size_t bit = 0; bit < pages && !ret; ) {
         size_t zero = find_next_zero_bit(b->bitmap, pages, bit);
         size_t end = find_next_bit(b->bitmap, pages, zero);
@@ -635,7 +655,7 @@ static int file_read(MigrationIncomingState *mis, RAMBlock *rb, void *to,
     size_t done = 0;
     ssize_t ret = 0;
 
-    if (!wait && !qatomic_read(&file->nowait) && !file->memory) {
+    if (!wait && !qatomic_read(&file->nowait) && !qatomic_read(&file->memory)) {
         return -EAGAIN;
     }
     while (done < size) {
@@ -645,7 +665,7 @@ static int file_read(MigrationIncomingState *mis, RAMBlock *rb, void *to,
         ret = preadv2(file->fd, &iov, 1, at + done, now ? RWF_NOWAIT : 0);
         if (ret < 0 && errno == EOPNOTSUPP && now) {
             qatomic_set(&file->nowait, false);
-            if (!file->memory) {
+            if (!qatomic_read(&file->memory)) {
                 return -EAGAIN;
             }
             continue;
@@ -841,14 +861,24 @@ static int file_place(MigrationIncomingState *mis, const PostcopyPage *page,
     return file_place_parts(mis, b, start, end, buffer, !hole);
 }
 
+/* If a read has failed, its error was reported first */
+static void file_place_failed(MigrationIncomingState *mis,
+                              const PostcopyPage *page, int ret)
+{
+    Error *err = NULL;
+
+    error_setg(&err, "cannot place the page at 0x" RAM_ADDR_FMT " of %s: %s",
+               page->start, page->rb->idstr, strerror(-ret));
+    file_failed(mis, err);
+}
+
 /*
- * The same for a page that is requested.  If a page of the devices cannot be
- * read, it becomes zeros, so that the load ends, with an error.
+ * Place a page that is requested.  If a page of the devices cannot be read, it
+ * becomes zeros, so that the load ends, with an error.
  */
 static int file_place_requested(MigrationIncomingState *mis,
                                 const PostcopyPage *page, bool wait)
 {
-    Error *err = NULL;
     int ret = -EIO;
 
     if (postcopy_state_get() != POSTCOPY_INCOMING_END) {
@@ -856,10 +886,7 @@ static int file_place_requested(MigrationIncomingState *mis,
         if (!ret || ret == -EAGAIN) {
             return ret;
         }
-        /* If a read has failed, its error was reported first */
-        error_setg(&err, "cannot place the page at 0x" RAM_ADDR_FMT " of %s: "
-                   "%s", page->start, page->rb->idstr, strerror(-ret));
-        file_failed(mis, err);
+        file_place_failed(mis, page, ret);
     }
     return postcopy_state_get() == POSTCOPY_INCOMING_END ?
            postcopy_receive_page(mis, page, NULL) : ret;
@@ -918,7 +945,7 @@ static bool file_serve_inside(MigrationIncomingState *mis,
     }
     return file_has_none(b, file_around(page), file_around_end(page)) ?
            !postcopy_receive_page(mis, page, mis->postcopy_tmp_zero_page) :
-           !file_place(mis, page, false);
+           !file_place_requested(mis, page, false);
 }
 
 static bool file_serve(MigrationIncomingState *mis, const PostcopyPage *page,
@@ -1049,10 +1076,16 @@ static void file_do_task(MigrationIncomingState *mis, const FileTask *task,
         }
         file_place_requested(mis, &page, true);
     } else if (b) {
+        int64_t done = 0;
+
         /* Each huge page is placed by itself */
-        for (int64_t done = 0; done >= 0 && page.start < end; ) {
+        while (done >= 0 && page.start < end) {
             done = file_place_run(mis, b, &page, end - page.start, buffer);
             page = postcopy_page(task->rb, page.start + MAX(done, 0));
+        }
+        if (done < 0 && *buffer) {
+            /* Threads that missed these pages meanwhile wait for this one */
+            file_place_failed(mis, &page, done);
         }
     }
 }
@@ -1154,10 +1187,6 @@ static int file_place_rest(MigrationIncomingState *mis, void **buffer)
         file_end_recording(file, false);
         if (qatomic_load_acquire(&file->paused)) {
             return -EIO;
-        }
-        /* Also if it has not noticed the pause */
-        if (qatomic_xchg(&file->ask_again, false)) {
-            postcopy_fault_ask_again(mis);
         }
         if (!migrate_restore_background() ||
             (file->recording && !postcopy_working_set_read(file->set))) {
@@ -1325,6 +1354,7 @@ void postcopy_file_recover(MigrationIncomingState *mis, QEMUFile *f)
         dup3(fd, file->fd, O_CLOEXEC) < 0) {
         error_setg_errno(&err, errno, "cannot take the file");
     }
+    file_look(file);
     if (fd >= 0) {
         close(fd);
     }
@@ -1340,8 +1370,9 @@ void postcopy_file_recover(MigrationIncomingState *mis, QEMUFile *f)
                       MIGRATION_STATUS_POSTCOPY_ACTIVE);
     /* Without @paused, file_thread() may end, but not before all have left */
     if (postcopy_requests_enter(mis->postcopy->requests)) {
-        qatomic_set(&file->ask_again, true);
         qatomic_store_release(&file->paused, false);
+        /* file_thread() may not exist yet, or may hang in a read */
+        postcopy_fault_ask_again(mis);
         qemu_sem_post(&file->recovered);
         postcopy_requests_leave(mis->postcopy->requests);
     }

@@ -72,9 +72,12 @@ void postcopy_file_recover(MigrationIncomingState *mis, QEMUFile *f);
 
 /*
  * Lock @fd, to which an outgoing migration is about to be written.  Fails if a
- * guest runs from the same file.  Closing the file releases the lock.
+ * guest runs from the same file.  Closing the file releases the lock, unless
+ * another process has the same descriptor.
  */
 bool postcopy_file_lock(int fd, Error **errp);
+/* All was written to @f, if it is a file: a guest may run from it */
+void postcopy_file_unlock(QEMUFile *f);
 
 /* For query-migrate, with the BQL */
 void postcopy_file_fill_info(MigrationIncomingState *mis, MigrationInfo *info);

@@ -60,6 +60,10 @@ bool postcopy_file_lock(int fd, Error **errp)
     return true;
 }
 
+void postcopy_file_unlock(QEMUFile *f)
+{
+}
+
 bool postcopy_file_add(QEMUFile *f, RAMBlock *rb, uint64_t bitmap_offset,
                        uint64_t pages_offset, unsigned long *bitmap,
                        Error **errp)

@@ -102,9 +102,12 @@ static bool working_set_load(PostcopyWorkingSet *set)
     FILE *f;
 
     if (fd < 0) {
-        /* With another error, it cannot be written either */
         set->changed = errno == ENOENT;
-        return true;
+        if (!set->changed) {
+            warn_report("cannot read the working set %s: %s", set->path,
+                        strerror(errno));
+        }
+        return set->changed;
     }
     f = fdopen(fd, "r");
     ours = !fstat(fd, &st) && S_ISREG(st.st_mode) &&
