@@ -77,7 +77,6 @@ def test_patterns(start, arch, pattern, cpus):
 
 @ARCHS
 @pytest.mark.parametrize("parameters, message", [
-    ({"pattern": "none"}, "unknown pattern"),
     ({"speed": 1}, "unknown parameter"),
     ({"mem": "much"}, "parameter is not a decimal number"),
     ({"mem": 4096}, "not enough memory for this test"),
