@@ -66,6 +66,14 @@ static uint32_t fetch_ask(MigrationState *s)
     return n | (n && strict ? PEER_FETCH_STRICT : 0);
 }
 
+bool postcopy_fetch_answered(MigrationState *s)
+{
+    return !(fetch_ask(s) & PEER_FETCH_STRICT) ||
+           !s->rp_state.rp_thread_created ||
+           qatomic_read(&s->postcopy->agreed) || migrate_has_error(s) ||
+           qatomic_read(&s->rp_state.shut);
+}
+
 static uint32_t fetch_answer(MigrationIncomingState *mis, uint32_t asked)
 {
     PostcopyFetch *fetch = mis->postcopy->fetch;

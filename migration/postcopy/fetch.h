@@ -61,6 +61,12 @@ void postcopy_fetch_destroy(MigrationState *s);
 /* A migration begins: nothing is agreed on.  BQL, no migration thread. */
 void postcopy_fetch_begin(MigrationState *s);
 
+/*
+ * Unless a number is set here that the destination may refuse, or it has taken
+ * it: if it refuses when it has all of a precopy, it runs the guest, too
+ */
+bool postcopy_fetch_answered(MigrationState *s);
+
 /* Called by the return path thread: the destination has sent @offer */
 void postcopy_fetch_offered(MigrationState *s, const PostcopyFetchOffer *offer);
 

@@ -146,7 +146,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("ways", listed(*REFUSED, quick=["other-number", "fork-to-stock"]))
 def test_refused(place, ways):
-    """The migration fails before the source gives anything up: the guest resumes on the source, with one error line."""
+    """The migration fails before the source gives anything up: the guest resumes on the source, with one error line,
+    and never runs on the destination, which would have all of it soon."""
     source, destination, fetch, says = REFUSED[ways]
     with Pair(place, source=source, destination=destination, machine="pc-i440fx-10.0", fetch=fetch, mem=8) as pair:
         uri = pair.listen()
@@ -154,6 +155,8 @@ def test_refused(place, ways):
         pair.source.cmd("migrate", uri=uri)
         pair.source.wait_status("failed")
         assert pair.source.cmd("query-status")["status"] == "running"
+        assert pair.destination.job.wait(20).rc == 1
+        assert not pair.destination.reported(), "the guest has run on the destination, too"
         if fetch[0]:
             assert re.search(f"postcopy-fetch-channels is 4 here.* {says}",
                              pair.source.cmd("query-migrate")["error-desc"])
@@ -405,6 +408,9 @@ def test_lie(place, lie, exits):
     change, says = LIES[lie]
     with Pair(place, exits=exits, fetch=1, pattern="shared", mem=16) as pair:
         pair.postcopy(wire(pair, Lie, change=change).uri, bandwidth=64 << 10)
+        if lie == "end":
+            # All vCPUs may wait for the page of the changed frame, so that no request causes another one.
+            pair.fast()
         pair.wait_paused()
         pair.destination.wait_says(says)
         pair.recover_and_finish()

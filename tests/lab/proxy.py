@@ -440,3 +440,15 @@ class Twice(Lie):
     def change(self, page: Page, send: Send) -> None:
         send(page.pack())
         send(page.pack())
+
+
+class Unheard(Wire):
+    """Withholds the destination's data until heard is set."""
+
+    def __init__(self, to: int) -> None:
+        self.heard = threading.Event()
+        super().__init__(to)
+
+    def _back(self, a: socket.socket, b: socket.socket) -> None:
+        self.heard.wait()
+        super()._back(a, b)

@@ -10,6 +10,7 @@ from tests.lab.backends import shared_disk
 from tests.lab.failures import Failures
 from tests.lab.linux_pair import LinuxPair
 from tests.lab.pair import INJECT, MIB, Pair, until
+from tests.lab.proxy import Unheard
 from tests.postcopy.steps import assert_refused, events, held_at
 
 LOCK = 'Failed to get "write" lock'
@@ -223,6 +224,21 @@ def test_disk_is_copied_beside_postcopy(place):
         source.cmd("migrate-continue", state="pre-switchover")
         source.wait_status("postcopy-active", "completed")
         pair.finish_fast()
+
+
+def test_quit_in_a_recovery(place):
+    """The migration thread waits for an answer of the destination, which does not come."""
+    with Pair(place, mem=8) as pair:
+        wire = pair.wire(pair.listen())
+        pair.midst(wire.uri, bandwidth=64 << 10)
+        wire.cut()
+        pair.wait_paused()
+        wire = pair.wire_of(Unheard, pair.listen("migrate-recover"))
+        pair.source.cmd("migrate", uri=wire.uri, resume=True)
+        pair.source.wait_status("postcopy-recover")
+        pair.source.cmd("quit")
+        assert pair.source.job.wait(20).rc == 0
+        wire.heard.set()
 
 
 @pytest.mark.parametrize("when", ["pre-copy", "post-copy", pytest.param("paused", marks=pytest.mark.slow)])

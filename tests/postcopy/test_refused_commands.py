@@ -51,6 +51,29 @@ def test_number_of_channels(place):
         pair.destination.cmd("migrate-set-parameters", multifd_channels=4)
 
 
+def test_snapshots_of_a_source(place):
+    """A snapshot is refused before the old one of that name is deleted, or the guest is stopped. In post-copy, a reset
+    on the source would write to memory that is still to be sent."""
+    with Pair(place, mem=8) as pair:
+        source = pair.source
+        source.wait_ready()
+        source.add_disk()
+        assert not source.run_job("snapshot-save", tag="old", vmstate="disk", devices=["disk"])
+        pair.start()
+        for line in "savevm old", "loadvm old":
+            assert IN_PROGRESS in source.hmp(line)
+        assert IN_PROGRESS in snapshot(source, "snapshot-load")
+        assert "old" in source.hmp("info snapshots")
+        assert source.cmd("query-status")["status"] == "running"
+        source.cmd("blockdev-del", node_name="disk")
+        source.cmd("migrate-set-parameters", max_postcopy_bandwidth=64 << 10)
+        source.cmd("migrate-start-postcopy")
+        pair.destination.wait_event("timing")
+        assert_refused(source, "reset it on the destination", "system_reset")
+        assert "reset it on the destination" in source.hmp("system_reset")
+        pair.finish_fast()
+
+
 def snapshot(side, command):
     return side.run_job(command, tag=TAG[command], vmstate="disk", devices=["disk"])
 

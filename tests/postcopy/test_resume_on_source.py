@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """After the switch, before the destination has loaded the devices: the guest can resume on the source."""
+import socket
 import threading
 import time
 
@@ -12,6 +13,7 @@ from tests.lab.pair import FORK, INJECT, MIB, NO_WINDOW, STOCK, Pair, until
 from tests.lab.proxy import Close, Lie
 from tests.postcopy.steps import assert_refused, held_at
 
+REMEDY = "migrate_cancel resumes the guest here"
 REFUSED = "Postcopy migration in progress, cannot cancel."
 
 
@@ -35,9 +37,32 @@ def test_cut_within_the_devices(place, end, channels, destination):
         assert_refused(pair.source, "cannot cancel unless it is paused", "migrate_cancel")
         faults.act("cut" if end == "cut" else "kill-destination", wire)
         pair.source.wait_status("postcopy-paused")
-        assert "migrate_cancel resumes the guest here" in pair.source.cmd("query-migrate")["error-desc"]
+        assert REMEDY in pair.source.cmd("query-migrate")["error-desc"]
         assert not pair.source.cmd("query-status")["running"]
+        if end == "killed":
+            pair.source.cmd("migrate", uri=pair.uri_of(pair.port()), resume=True)
+            said = until(lambda: "refused" in (desc := pair.source.cmd("query-migrate")["error-desc"]) and desc,
+                         "the recovery fails")
+            assert REMEDY in said
+            pair.source.wait_status("postcopy-paused")
         assert faults.ended() == Ended.SOURCE
+
+
+def test_guest_at_a_breakpoint(place):
+    """It stays in the hands of the debugger."""
+    with Pair(place, mem=8) as pair:
+        pair.source.wait_ready()
+        port = pair.port()
+        pair.source.hmp(f"gdbserver tcp:{place.address}:{port}")
+        with socket.create_connection(("127.0.0.1", place.host_port(port))) as gdb:
+            gdb.sendall(b"+$s#73")      # one step
+            until(lambda: pair.source.cmd("query-status")["status"] == "debug", "the guest has made a step")
+            pair.postcopy()
+            pair.fast()
+            pair.wait_completed()
+            assert pair.destination.cmd("query-status")["status"] == "debug"
+            pair.destination.cmd("cont")
+            pair.check_memory()
 
 
 def test_memory_is_placed_until_the_destination_ends(place):

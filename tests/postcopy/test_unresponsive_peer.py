@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A peer that connects and sends no data, or only a part: QEMU does not wait for it."""
 import socket
-import threading
 import time
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from tests.lab import tls
 from tests.lab.pair import Pair, until
 from tests.lab.paths import SANITIZED
-from tests.lab.proxy import Wire
+from tests.lab.proxy import Unheard
 from tests.postcopy.steps import succeeds
 
 MAGIC_OF_MULTIFD = bytes.fromhex("11223344")
@@ -97,18 +96,6 @@ def test_cancelled_while_it_connects(place):
         until(lambda: succeeds(pair.source, "migrate", uri=uri), "another migration begins")
         pair.source.wait_status("completed")
         pair.check_memory()
-
-
-class Unheard(Wire):
-    """Withholds the destination's data until heard is set."""
-
-    def __init__(self, to):
-        self.heard = threading.Event()
-        super().__init__(to)
-
-    def _back(self, a, b):
-        self.heard.wait()
-        super()._back(a, b)
 
 
 def test_answer_is_of_this_migration(place):
