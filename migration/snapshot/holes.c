@@ -35,10 +35,7 @@
 #include "qemu/bitmap.h"
 #include "qemu/cutils.h"
 #include "qemu/units.h"
-#include "qemu/userfaultfd.h"
 #include "exec/memory.h"
-#include "exec/ramblock.h"
-#include "migration/ram.h"
 #include "holes.h"
 #include "trace.h"
 
@@ -68,7 +65,6 @@ struct scan {
 };
 
 #define SCAN            _IOWR('f', 16, struct scan)
-#define IS_WRITTEN      (1 << 1) /* not write-protected by userfaultfd */
 #define IS_PRESENT      (1 << 3)
 #define IS_SWAPPED      (1 << 4) /* any other entry that is not empty */
 #define IS_ZERO_PAGE    (1 << 5)
@@ -93,11 +89,11 @@ static void holes_mark(unsigned long *pages, uint64_t start, uint64_t end)
 
 /*
  * Set the bits of pages of the @size bytes from @host on that have one of the
- * categories @any, and @all, and not @not.
+ * categories @any and not @not.
  */
 static int holes_scan_pagemap(SnapshotHoles *h, unsigned long *pages,
                               void *host, size_t size, uint64_t any,
-                              uint64_t all, uint64_t not)
+                              uint64_t not)
 {
     struct region regions[512];
     struct scan scan = {
@@ -107,7 +103,7 @@ static int holes_scan_pagemap(SnapshotHoles *h, unsigned long *pages,
         .vec = (uintptr_t)regions,
         .vec_len = ARRAY_SIZE(regions),
         .category_inverted = not,
-        .category_mask = all | not,
+        .category_mask = not,
         .category_anyof_mask = any,
     };
 
@@ -135,36 +131,8 @@ static int holes_scan_pagemap(SnapshotHoles *h, unsigned long *pages,
 static int holes_scan_there(SnapshotHoles *h, unsigned long *pages, void *host,
                             size_t size)
 {
-    return holes_scan_pagemap(h, pages, host, size, IS_PRESENT | IS_SWAPPED, 0,
+    return holes_scan_pagemap(h, pages, host, size, IS_PRESENT | IS_SWAPPED,
                               IS_ZERO_PAGE);
-}
-
-/*
- * A thread that has read an empty page since the block was protected has mapped
- * zeros without protection.  They are a hole, unless the kernel takes a huge
- * page of zeros for data (Linux 6.7 to 6.15): protect it.
- */
-static int holes_protect(SnapshotHoles *h, RAMBlock *rb, int uffd)
-{
-    size_t page_size = qemu_real_host_page_size();
-    size_t n = rb->used_length / page_size, end;
-    bool in_parts = rb->mr && memory_region_has_ram_discard_manager(rb->mr);
-    g_autofree unsigned long *pages = bitmap_new(n);
-    int ret = holes_scan_pagemap(h, pages, rb->host, rb->used_length,
-                                 IS_PRESENT | IS_SWAPPED, IS_WRITTEN,
-                                 IS_ZERO_PAGE);
-
-    for (size_t first = find_first_bit(pages, n); first < n && !ret;
-         first = find_next_bit(pages, n, end)) {
-        end = in_parts ? first + 1 : find_next_zero_bit(pages, n, first);
-        if (in_parts && ramblock_page_is_discarded(rb, first * page_size)) {
-            continue;
-        }
-        trace_snapshot_holes_protect(rb->idstr, first, end - first);
-        ret = uffd_change_protection(uffd, rb->host + first * page_size,
-                                     (end - first) * page_size, true, false);
-    }
-    return ret;
 }
 
 /* Of two pages from @host on, only the first is not empty. */
@@ -245,7 +213,7 @@ static bool holes_is_shared_file(RAMBlock *rb)
     return (rb->flags & RAM_SHARED) && rb->fd >= 0;
 }
 
-int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb, int uffd)
+int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb)
 {
     unsigned long *pages;
     int ret;
@@ -257,7 +225,7 @@ int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb, int uffd)
     ret = holes_scan_there(h, pages, rb->host, rb->used_length);
     trace_snapshot_holes_scan(rb->idstr, rb->used_length, ret);
     g_hash_table_insert(h->scanned, rb, pages);
-    return ret ?: holes_protect(h, rb, uffd);
+    return ret;
 }
 
 /* Nothing else uses the file's position: memory is mapped. */
@@ -291,7 +259,7 @@ static int holes_scan_hugetlbfs(SnapshotHoles *h, RAMBlock *rb,
 
     if (h->pagemap >= 0) {
         int ret = holes_scan_pagemap(h, h->window, rb->host + start, size,
-                                     IS_PRESENT, 0, 0);
+                                     IS_PRESENT, 0);
 
         if (ret) {
             return ret;

@@ -22,11 +22,10 @@ bool snapshot_holes_can_scan(SnapshotHoles *h);
 /**
  * snapshot_holes_scan: find the holes of a block, if it is not a shared file
  *
- * Called after all its used length was protected by @uffd, except parts that are
- * not in the snapshot, and before anything can write to it.  Returns 0 or
- * -errno.
+ * Called after all its used length was protected, except parts that are not in
+ * the snapshot, and before anything can write to it.  Returns 0 or -errno.
  */
-int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb, int uffd);
+int snapshot_holes_scan(SnapshotHoles *h, RAMBlock *rb);
 
 /**
  * snapshot_holes_test: whether a page was a hole when it was protected

@@ -25,7 +25,6 @@
 #include "qemu/userfaultfd.h"
 #include "exec/memory.h"
 #include "exec/target_page.h"
-#include "migration/inject.h"
 #include "migration/migration.h"
 #include "migration/misc.h"
 #include "migration/options.h"
@@ -189,10 +188,9 @@ int snapshot_start(int uffd)
     BackgroundSnapshot *b = snapshot_current();
     RAMBlock *rb;
 
-    migration_inject_hold("snapshot-scan");
     RAMBLOCK_FOREACH_NOT_IGNORED(rb) {
         int ret = rb->flags & RAM_UF_WRITEPROTECT
-                  ? snapshot_holes_scan(b->holes, rb, uffd) : 0;
+                  ? snapshot_holes_scan(b->holes, rb) : 0;
 
         if (ret) {
             return ret;
