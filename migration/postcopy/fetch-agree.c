@@ -68,7 +68,8 @@ static uint32_t fetch_ask(MigrationState *s)
 
 bool postcopy_fetch_answered(MigrationState *s)
 {
-    return !(fetch_ask(s) & PEER_FETCH_STRICT) ||
+    /* Any answer to a number is the same one, or an error */
+    return migrate_postcopy_fetch_channels() <= 0 ||
            !s->rp_state.rp_thread_created ||
            qatomic_read(&s->postcopy->agreed) || migrate_has_error(s) ||
            qatomic_read(&s->rp_state.shut);

@@ -1354,7 +1354,6 @@ void postcopy_file_recover(MigrationIncomingState *mis, QEMUFile *f)
         dup3(fd, file->fd, O_CLOEXEC) < 0) {
         error_setg_errno(&err, errno, "cannot take the file");
     }
-    file_look(file);
     if (fd >= 0) {
         close(fd);
     }
@@ -1362,6 +1361,7 @@ void postcopy_file_recover(MigrationIncomingState *mis, QEMUFile *f)
         error_reportf_err(err, "postcopy stays paused: ");
         return;
     }
+    file_look(file);
     WITH_QEMU_LOCK_GUARD(&s->error_mutex) {
         error_free(s->error);
         s->error = NULL;

@@ -12,6 +12,15 @@ from tests.lab.pair import Plan, threads, until
 BACKEND = "build/fork/contrib/vhost-user-blk/vhost-user-blk"
 
 
+def serve(lab: Place, path: str, file: str) -> Running:
+    """Start a backend for file that listens at path."""
+    lab.run(f"rm -f {path}")
+    job = lab.job(f"echo $$; exec {BACKEND} --socket-path={path} --blk-file={file}")
+    until(lambda: not job.running or not lab.run(f"test -S {path}").rc, "the backend listens")
+    assert job.running, job.output
+    return job
+
+
 class DiskPair(LinuxPair):
     """A pair with a guest whose disk is a process on each side; both have the same file."""
 
@@ -42,11 +51,7 @@ class DiskPair(LinuxPair):
         if name in self.backends:
             self.backends[name].kill()
         path = f"{lab.tmp}/{name}.disk"
-        lab.run(f"rm -f {path}")
-        job = lab.job(f"echo $$; exec {BACKEND} --socket-path={path} --blk-file={self.file}")
-        self.backends[name] = job
-        until(lambda: not job.running or not lab.run(f"test -S {path}").rc, "the backend listens")
-        assert job.running, job.output
+        self.backends[name] = serve(lab, path, self.file)
         return path
 
     def more_logs(self) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ from tests.lab.linux_pair import LinuxSide
 from tests.lab.pair import FORK, INJECT, event_us, until
 from tests.lab.qtest import Qtest, eject_memory, unplug_memory
 from tests.lab.snapshot import Machine
+from tests.lab.vhost_user import serve
 from tests.snapshot.test_cancel import start_held
 
 # Addresses: on x86 in the guest's firmware; on arm64 in the second flash, of 64 MiB
@@ -23,7 +24,6 @@ PROGRAM, READ_ARRAY = 0x40, 0xff
 
 PVPANIC, PANICKED = 0x505, 1
 DIMM = ("-object", "memory-backend-ram,id=more,size=8M", "-device", "pc-dimm,id=dimm,memdev=more")
-BACKEND = "build/fork/contrib/vhost-user-blk/vhost-user-blk"
 SLOT = 5
 
 # A disk's boot sector: counts in memory, and writes the sector with the counter to the disk, indefinitely.
@@ -164,8 +164,7 @@ def taken_without(place, device, name):
 def test_vhost_user(place):
     path = f"{place.tmp}/backend"
     place.run(f"rm -f {path}* && truncate -s 1M {path}.disk", check=True)
-    job = place.job(f"exec {BACKEND} --socket-path={path} --blk-file={path}.disk")
-    until(lambda: not job.running or not place.run(f"test -S {path}").rc, "the backend listens")
+    job = serve(place, path, f"{path}.disk")
     try:
         taken_without(place, ["-chardev", f"socket,id=disk,path={path}", "-device", "vhost-user-blk-pci,chardev=disk"],
                       "vhost-user backend of chardev 'disk'")
